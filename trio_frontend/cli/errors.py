@@ -1,0 +1,42 @@
+"""How a failure becomes one line."""
+
+from __future__ import annotations
+
+__all__ = ["CommandError", "UsageError", "leaves", "one_line"]
+
+
+class CommandError(Exception):
+    """A command failed and its message says all there is to say."""
+
+    def __init__(self, message: str, exit_code: int = 1) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+class UsageError(Exception):
+    """The command line cannot be served; exit code 2, as argparse has it."""
+
+
+def leaves(error: BaseException) -> list[BaseException]:
+    """The exceptions inside ``error``'s groups, each once, in order; ``[error]`` if it is no group."""
+    if isinstance(error, BaseExceptionGroup):
+        found: dict[int, BaseException] = {}
+        for inner in error.exceptions:
+            for leaf in leaves(inner):
+                found[id(leaf)] = leaf
+        return list(found.values())
+    return [error]
+
+
+def one_line(error: BaseException) -> str:
+    """``error`` for a reader: no groups, no traceback, no line breaks."""
+    return "; ".join(dict.fromkeys(_describe(leaf) for leaf in leaves(error)))
+
+
+def _describe(error: BaseException) -> str:
+    text = " ".join(str(error).split())
+    if isinstance(error, (OSError, ValueError, RuntimeError)) and text and type(error).__module__ in ("builtins", "trio"):
+        return text
+    if type(error).__module__.startswith("trio_frontend.") and text:
+        return text
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
