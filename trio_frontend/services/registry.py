@@ -29,7 +29,7 @@ class RequestRegistry:
         finally:
             live -= ours
             if not live:
-                del self._live[external_id]
+                self._live.pop(external_id, None)
 
     def internal_ids(self, external_ids: Iterable[str]) -> list[str]:
         """The live requests' internal ids, each once; unknown external ids stand for none."""
