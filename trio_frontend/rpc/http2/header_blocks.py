@@ -13,16 +13,27 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import hpack
+from hpack.table import HeaderTable
 
 from trio_frontend.rpc.http2.errors import ErrorCode, ProtocolError
 from trio_frontend.rpc.http2.events import Headers
 from trio_frontend.rpc.http2.header_rules import check_field, check_request
 from trio_frontend.rpc.http2.limits import Limits
 
+DEFAULT_TABLE_SIZE = 4_096  # RFC 9113 6.5.2
+NO_TABLE = b"\x20"  # a table size update to 0 (RFC 7541 6.3), due when the peer allows less than the default (RFC 7541 4.2)
+
 _ENTRY_OVERHEAD = 32  # RFC 7541 4.1
 _STATUS_200 = b"\x88"  # the static table's entry 8, indexed
 _STATUS = b"\x08"  # a literal without indexing whose name is entry 8
 _MAX_TABLE_UPDATES = 2  # RFC 7541 4.2: at most the smallest size and the final one
+
+
+class _Table(HeaderTable):  # type: ignore[misc]  # hpack 3 has no types
+    """hpack 3 would keep the whole block that a field came in, by a view of it."""
+
+    def add(self, name: bytes, value: bytes) -> None:
+        super().add(bytes(name), bytes(value))
 
 
 class ListTooLong(Exception):
@@ -37,6 +48,7 @@ class HeaderDecoder:
     def __init__(self, limits: Limits) -> None:
         self._max_list_size = limits.max_header_list_size
         self._decoder = hpack.Decoder(max_header_list_size=4 * limits.max_header_list_size)
+        self._decoder.header_table = _Table()
         self._cache: dict[bytes, tuple[Headers, int]] = {}
         self._cache_size = limits.header_cache_size
         self._cache_left = limits.header_cache_size

@@ -58,7 +58,7 @@ class Limits:
     """Bytes of output not yet taken. Above it the caller stops reading, and `try_send_message` declines. Bounds the answers to
     PING, SETTINGS and wrong streams, and what fast producers queue for a slow reader."""
 
-    resets: Rate = Rate(200.0, 2_000)
+    resets: Rate = Rate(200.0, 1_000)
     """Streams that end in RST_STREAM by the peer's doing: its own resets, refused streams, malformed requests. Bounds the work of
     streams opened only to be dropped (CVE-2023-44487, CVE-2025-8671)."""
 

@@ -14,17 +14,40 @@ from __future__ import annotations
 from trio_frontend.rpc.http2 import frames
 from trio_frontend.rpc.http2.budgets import PingPolicy
 from trio_frontend.rpc.http2.errors import ErrorCode, LocalProtocolError, StreamClosed
-from trio_frontend.rpc.http2.limits import DEFAULT_WINDOW, MAX_WINDOW, MIN_MAX_FRAME_SIZE, Limits
+from trio_frontend.rpc.http2.frames import STREAM_ID_MASK
+from trio_frontend.rpc.http2.limits import DEFAULT_WINDOW, MIN_MAX_FRAME_SIZE, Limits
 from trio_frontend.rpc.http2.streams import Stream, Streams
 
 # Larger frames are not worth having: others' frames wait behind them.
 MAX_SENT_FRAME_SIZE = 16_384
+
+_MAX_DEBUG = 1_024
 
 _pack_header = frames.pack_header
 
 
 class Outgoing:
     """Output, send windows, and what is given back of the receive windows. See `Connection`."""
+
+    __slots__ = (
+        "_credit",
+        "_credit_due",
+        "_data_frames_sent",
+        "_failed",
+        "_frame_size",
+        "_last_accepted",
+        "_live",
+        "_max_unsent",
+        "_pings",
+        "_pings_unanswered",
+        "_receive_window",
+        "_send_window",
+        "_stream_credit_due",
+        "_streams",
+        "_table_update",
+        "limits",
+        "out",
+    )
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
@@ -33,7 +56,7 @@ class Outgoing:
         self._live = self._streams.live
         self._max_unsent = limits.max_unsent
         self._send_window = DEFAULT_WINDOW
-        self._frame_size = min(MIN_MAX_FRAME_SIZE, MAX_SENT_FRAME_SIZE)
+        self._frame_size = MIN_MAX_FRAME_SIZE
         self._data_frames_sent = 0
         self._pings = PingPolicy(limits)
         self._pings_unanswered = 0
@@ -41,7 +64,9 @@ class Outgoing:
         self._credit = 0
         self._credit_due = limits.connection_window // 2
         self._stream_credit_due = limits.stream_window // 2
-        self._last_accepted = MAX_WINDOW  # the lowest last-stream-id that our GOAWAYs named
+        self._last_accepted = STREAM_ID_MASK  # the lowest last-stream-id that our GOAWAYs named
+        self._table_update = b""  # what the next header block must begin with
+        self._failed = False
 
     @property
     def unsent(self) -> int:
@@ -70,6 +95,9 @@ class Outgoing:
             raise StreamClosed(f"headers on stream {stream_id}, which is not open")
         if stream.response_begun and not end_stream:
             raise LocalProtocolError(f"response headers twice on stream {stream_id}")
+        if self._table_update:
+            block = self._table_update + block
+            self._table_update = b""
         self.out += frames.header_block(stream_id, block, end_stream, self._frame_size)
         self._pings.strikes = 0
         stream.response_begun = stream.response_open = True
@@ -155,18 +183,22 @@ class Outgoing:
         """A PING with 8 bytes of the caller's; PingAcked will have them."""
         if len(payload8) != 8:
             raise LocalProtocolError(f"a PING's payload is 8 bytes, not {len(payload8)}")
-        self._pings_unanswered += 1
-        self.out += frames.ping(payload8, 0)
+        if not self._failed:
+            self._pings_unanswered += 1
+            self.out += frames.ping(payload8, 0)
 
     def go_away(self, error_code: int, last_stream_id: int | None = None, debug: bytes = b"") -> None:
         """Say that streams above `last_stream_id` are not served; those that are open go on (RFC 9113 6.8).
 
-        None means the highest stream seen. For a graceful end, first 2^31-1, and None a round trip later.
+        None means the highest stream seen. For a graceful end, first 2^31-1, and None a round trip later. On a connection that
+        failed, which has said so, this does nothing.
         """
+        if self._failed:
+            return
         if last_stream_id is None:
             last_stream_id = self._streams.highest
         self._last_accepted = min(self._last_accepted, last_stream_id)
-        self.out += frames.goaway(self._last_accepted, error_code, debug[: MAX_SENT_FRAME_SIZE // 2])
+        self.out += frames.goaway(self._last_accepted, error_code, debug[:_MAX_DEBUG])
 
     def _append_data(self, stream_id: int, data: bytes, flags: int) -> None:
         self._data_frames_sent += 1
