@@ -11,14 +11,18 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
+
+from trio_frontend.rpc.limits import ServerLimits
 
 __all__ = ["DEFAULT_PORT", "ConfigError", "LoraModule", "OnEngineDeath", "ServerConfig", "TlsConfig", "split_address"]
 
 DEFAULT_PORT = 50051
 """gRPC's customary port, and the default of vLLM's ``--grpc-port``."""
+
+MAX_MESSAGE_SIZE = 32 * 1024 * 1024
+"""Bytes of one incoming message, unpacked: 32 MiB, as vLLM's own frontend has it."""
 
 OnEngineDeath = Literal["exit", "stay"]
 
@@ -81,6 +85,14 @@ class ServerConfig:
     tls: TlsConfig | None = None
 
     # What it serves.
+    model: str | None = None
+    """Where tokenizer, vocabulary and sampling defaults are read: a directory or a Hugging Face id. None: the package's model."""
+    tokenizer: str | None = None
+    """Where tokenizer.json is, if not with the model."""
+    hf_config_path: str | None = None
+    """Where config.json and generation_config.json are, if not with the model."""
+    generation_config: str = "auto"
+    """Sampling defaults: ``auto``, the model's; ``vllm``, neutral ones; else a directory with a generation_config.json."""
     served_model_names: tuple[str, ...] = ()
     """Names that a request's ``model`` may have; the first is the one reported. Empty: the name of the model itself."""
     lora_modules: tuple[LoraModule, ...] = ()
@@ -90,8 +102,6 @@ class ServerConfig:
     """What the engine compiles structured output with. The ready message does not name it, so it is told here too."""
     stream_interval: int = 1
     """Tokens per streamed message, at least. 1: a message for each engine step."""
-    generation_defaults: Mapping[str, Any] | None = field(default=None, hash=False)
-    """Sampling defaults in place of the model's generation_config.json; an empty mapping: neutral ones."""
 
     # How it ends.
     withdrawal_grace: float = 0.0
@@ -102,12 +112,8 @@ class ServerConfig:
     """``exit``: drain and raise; ``stay``: be NOT_SERVING until it comes back. None: exit if the server opened the engine."""
 
     # What it bears.
-    max_message_size: int = 32 * 1024 * 1024
-    """Bytes of one incoming message, unpacked. 32 MiB, as vLLM's own frontend has it."""
-    max_connections: int = 4096
-    """Connections open at once; further ones wait to be accepted."""
-    max_concurrent_streams: int = 1024
-    """Calls open at once on one connection (SETTINGS_MAX_CONCURRENT_STREAMS)."""
+    limits: ServerLimits = field(default_factory=lambda: ServerLimits(max_message_size=MAX_MESSAGE_SIZE))
+    """Bounds of connections and calls: see :mod:`trio_frontend.rpc.limits`."""
 
     def __post_init__(self) -> None:
         if not self.host:
@@ -143,9 +149,6 @@ class ServerConfig:
         _check_seconds("shutdown_timeout", self.shutdown_timeout)
         if self.on_engine_death is not None and self.on_engine_death not in get_args(OnEngineDeath):
             raise ConfigError("on_engine_death", self.on_engine_death, "exit or stay")
-        _check_at_least("max_message_size", self.max_message_size, 1, "bytes")
-        _check_at_least("max_connections", self.max_connections, 1, "connections")
-        _check_at_least("max_concurrent_streams", self.max_concurrent_streams, 1, "calls")
 
 
 def split_address(field: str, value: str) -> tuple[str, int]:

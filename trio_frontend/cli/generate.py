@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import sys
+from typing import TYPE_CHECKING
 
 from .arguments import add_client_options, count, positive
+from .errors import CommandError
+
+if TYPE_CHECKING:
+    from trio_frontend.client import Channel
+    from trio_frontend.protos.vllm.inference_pb2 import GenerateRequest
 
 __all__ = ["add_commands"]
 
@@ -29,6 +36,7 @@ def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--temperature", type=float, metavar="T", help="0 is greedy (default: the server's, which is 0)")
     parser.add_argument("--top-p", type=float, default=0.0, metavar="P", help="(default: the model's)")
     parser.add_argument("--top-k", type=count, default=0, metavar="K", help="(default: the model's)")
+    parser.add_argument("--min-p", type=float, default=0.0, metavar="P", help="(default: the model's)")
     parser.add_argument("--seed", type=int, metavar="N", help="the same seed gives the same text")
     parser.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end before this text; may be repeated")
     parser.add_argument("--ignore-eos", action="store_true", help="go on when the model says that it is done")
@@ -39,6 +47,53 @@ def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def run(args: argparse.Namespace) -> int:
-    from .calls import print_generated
+    if args.prompt == "-":
+        args.prompt = sys.stdin.read()
+    from .calling import call
 
-    return print_generated(args)
+    return call(args, _generate)
+
+
+async def _generate(args: argparse.Namespace, channel: Channel) -> int:
+    from trio_frontend.protos.vllm.inference_grpc import InferenceStub
+    from trio_frontend.protos.vllm.inference_pb2 import FinishInfo
+
+    waiting: dict[int, list[str]] = {}
+    aborted = False
+    async with channel.stream(InferenceStub(channel).GenerateStream, _request(args)) as responses:
+        async for response in responses:
+            if not response.HasField("outputs"):
+                continue
+            output = response.outputs
+            aborted = aborted or output.finish_info.finish_reason == FinishInfo.ABORTED
+            if args.n == 1:
+                print(output.text, end="", flush=True)
+                continue
+            # Several texts at once would mix: each is printed when it is whole.
+            waiting.setdefault(output.index, []).append(output.text)
+            if output.HasField("finish_info"):
+                print(f"[{output.index}] {''.join(waiting.pop(output.index))}", flush=True)
+    if args.n == 1:
+        print(flush=True)
+    if aborted:
+        raise CommandError("the request was aborted")
+    return 0
+
+
+def _request(args: argparse.Namespace) -> GenerateRequest:
+    from trio_frontend.protos.vllm.inference_pb2 import GenerateRequest, RandomSampling, StoppingCriteria
+
+    return GenerateRequest(
+        model=args.model,
+        text=args.prompt,
+        temperature=args.temperature,
+        sampling=RandomSampling(
+            num_sequences=args.n if args.n > 1 else 0, top_k=args.top_k, top_p=args.top_p, min_p=args.min_p, seed=args.seed
+        ),
+        stopping=StoppingCriteria(
+            max_new_tokens=args.max_tokens,
+            min_new_tokens=args.min_tokens,
+            stop_strings=args.stop,
+            ignore_eos=args.ignore_eos,
+        ),
+    )

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import argparse
+from typing import TYPE_CHECKING
 
 from .arguments import add_client_options
+
+if TYPE_CHECKING:
+    from trio_frontend.client import Channel
 
 __all__ = ["add_commands"]
 
@@ -28,6 +32,33 @@ def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def run(args: argparse.Namespace) -> int:
-    from .calls import print_health
+    from .calling import call
 
-    return print_health(args)
+    return call(args, _watch if args.watch else _check)
+
+
+async def _check(args: argparse.Namespace, channel: Channel) -> int:
+    from trio_frontend.protos.grpc.health.v1.health_grpc import HealthStub
+    from trio_frontend.protos.grpc.health.v1.health_pb2 import HealthCheckRequest
+
+    answer = await HealthStub(channel).Check(HealthCheckRequest(service=args.service))
+    return _say(answer.status)
+
+
+async def _watch(args: argparse.Namespace, channel: Channel) -> int:
+    from trio_frontend.protos.grpc.health.v1.health_grpc import HealthStub
+    from trio_frontend.protos.grpc.health.v1.health_pb2 import HealthCheckRequest
+
+    code = 1
+    request = HealthCheckRequest(service=args.service)
+    async with channel.stream(HealthStub(channel).Watch, request) as changes:
+        async for change in changes:
+            code = _say(change.status)
+    return code
+
+
+def _say(status: int) -> int:
+    from trio_frontend.protos.grpc.health.v1.health_pb2 import HealthCheckResponse
+
+    print(HealthCheckResponse.ServingStatus.Name(status), flush=True)
+    return 0 if status == HealthCheckResponse.SERVING else 1
