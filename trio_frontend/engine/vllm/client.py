@@ -1,0 +1,276 @@
+"""The engine that services see: any number of vLLM engine cores behind one :class:`trio_frontend.engine.base.Engine`."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import trio
+import zmq
+from trio_util import AsyncValue
+
+from trio_frontend.engine.base import (
+    Capabilities,
+    Engine,
+    EngineHealth,
+    EngineInfo,
+    EngineOutput,
+    EngineRequest,
+    EngineState,
+    EngineUnavailableError,
+    FinishReason,
+    OutputStream,
+    UtilityCallError,
+)
+from trio_frontend.engine.outputs import RequestOutputs
+from trio_frontend.engine.vllm.add_request import encode_add
+from trio_frontend.engine.vllm.balancing import Balancer
+from trio_frontend.engine.vllm.connection import EngineConnection, Heartbeats, Step
+from trio_frontend.engine.vllm.endpoints import Endpoints
+from trio_frontend.engine.vllm.handshake import Handshake
+from trio_frontend.engine.vllm.health import HealthBoard, watch_stall
+from trio_frontend.engine.vllm.utility import PendingCall
+
+__all__ = ["MissingStep", "VllmEngine", "VllmOptions"]
+
+logger = logging.getLogger(__name__)
+
+STEPS = (Step.HELLO, Step.READY_RESPONSE, Step.OUTPUT_CONNECTION, Step.READY)
+
+
+@dataclass(frozen=True, slots=True)
+class VllmOptions:
+    """Knobs of the engine client. Times are in seconds.
+
+    ``data_parallel_size``: engine cores to wait for. ``client_index``: this frontend's place among several that share the
+    engines. ``advertise_host``: the address of this machine that engines are given; None: the host they said HELLO to.
+    ``heartbeat_interval`` and ``heartbeat_timeout``: how soon a vanished host is noticed (their sum, at the latest). An engine
+    that is out of reach for longer is taken for lost, so a network that stalls wants larger ones.
+    ``stall_timeout``: requests run and nothing comes for so long: NOT_SERVING until something does; None: never.
+    ``max_logprobs`` and ``supports_multimodal`` are what an engine does not say of itself (vLLM's --max-logprobs, the model).
+    """
+
+    data_parallel_size: int = 1
+    client_index: int = 0
+    advertise_host: str | None = None
+    engine_reconnect: bool = True
+    heartbeat_interval: float = 0.25
+    heartbeat_timeout: float = 0.7
+    stall_timeout: float | None = None
+    utility_timeout: float = 60.0
+    max_logprobs: int = 20
+    supports_multimodal: bool = False
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.data_parallel_size <= 2**16:
+            raise ValueError(f"data_parallel_size is {self.data_parallel_size}, it must be from 1 to 65536")
+        if self.client_index < 0:
+            raise ValueError(f"client_index is {self.client_index}, it must not be negative")
+        for name in ("heartbeat_interval", "heartbeat_timeout", "utility_timeout", "stall_timeout"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise ValueError(f"{name} is {value}, it must be more than 0 seconds")
+
+
+@dataclass(frozen=True, slots=True)
+class MissingStep:
+    """What a start still waits for: ``step`` of the engine of ``rank``, since ``seconds``."""
+
+    rank: int
+    step: Step
+    seconds: float
+
+    def __str__(self) -> str:
+        return f"rank {self.rank}: {self.step.value}, for {self.seconds:.0f} s"
+
+
+class VllmEngine(Engine):
+    """Engine cores over ZeroMQ. Made by :func:`open_engine`, which closes it."""
+
+    def __init__(
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        nursery: trio.Nursery,
+        handshake_address: str,
+        endpoints: Endpoints,
+        options: VllmOptions,
+    ) -> None:
+        self._context = context
+        self._nursery = nursery
+        self._endpoints = endpoints
+        self._options = options
+        self._ranks = range(options.data_parallel_size)
+        self._board = HealthBoard(self._ranks)
+        self._balancer = Balancer()
+        self._lives: dict[int, EngineConnection] = {}
+        self._epochs = dict.fromkeys(self._ranks, 0)
+        self._infos: dict[int, EngineInfo] = {}
+        self._serving: list[EngineConnection] = []
+        self._opened_at = trio.current_time()
+        self.health: AsyncValue[EngineHealth] = self._board.value
+        self.changed = trio.Event()
+        """Is set, and replaced, when ``missing`` may have changed."""
+        self._handshake = Handshake(
+            context, handshake_address, self._ranks, self._connect, reconnect=options.engine_reconnect
+        )
+        self._capabilities = Capabilities(
+            0, (), supports_multimodal=options.supports_multimodal, max_logprobs=options.max_logprobs
+        )
+
+    @property
+    def handshake_address(self) -> str:
+        """Where engines say HELLO, with the port that the system chose if none was named."""
+        return self._handshake.address
+
+    async def run(self) -> None:
+        """Take engines in, for ever. The sockets are closed when this is cancelled."""
+        try:
+            await self._handshake.run()
+        finally:
+            self._handshake.close()
+
+    # Lives.
+
+    def _connect(self, rank: int, peer: str | None) -> tuple[EngineConnection, bytes]:
+        self._epochs[rank] += 1
+        options = self._options
+        life = EngineConnection(
+            self._context,
+            rank,
+            self._epochs[rank],
+            self._endpoints.bind(rank, self._epochs[rank]),
+            heartbeats=Heartbeats(options.heartbeat_interval, options.heartbeat_timeout),
+            missing=STEPS,
+            owner=self,
+        )
+        self._lives[rank] = life
+        self._nursery.start_soon(life.run)
+        if options.stall_timeout is not None:
+            self._nursery.start_soon(self._watch_stall, life, options.stall_timeout)
+        return life, self._endpoints.answer(rank, life.addresses, peer)
+
+    def step_done(self, life: EngineConnection) -> None:
+        self._change()
+        if not life.serving or life.info is None:
+            return
+        logger.info("rank %d serves: %s", life.rank, _described(life.info))
+        self._infos[life.rank] = life.info
+        infos = tuple(self._infos[rank] for rank in sorted(self._infos))
+        self._capabilities = Capabilities(
+            max_model_len=min(info.max_model_len for info in infos),
+            engines=infos,
+            supports_lora=all(info.supports_lora for info in infos),
+            supports_multimodal=self._options.supports_multimodal,
+            max_logprobs=self._options.max_logprobs,
+        )
+        self._serving = [life for life in self._lives.values() if life.serving]
+        self._board.serving(life.rank)
+
+    def failed(self, life: EngineConnection, state: EngineState, detail: str) -> None:
+        self._serving = [other for other in self._serving if other is not life]
+        if life.missing:
+            logger.warning("rank %d failed before it served: %s", life.rank, detail)
+        else:
+            self._board.failed(life.rank, state, detail)
+        self._change()
+        self._handshake.life_ended(life.rank)
+
+    def _change(self) -> None:
+        changed, self.changed = self.changed, trio.Event()
+        changed.set()
+
+    async def _watch_stall(self, life: EngineConnection, timeout: float) -> None:
+        await watch_stall(
+            life.activity,
+            timeout,
+            lambda detail: self._board.stalled(life.rank, detail),
+            lambda: self._board.flowing(life.rank),
+        )
+
+    def fail_all(self, state: EngineState, detail: str) -> None:
+        """Every engine is gone at once: the process that ran them has ended."""
+        for life in list(self._lives.values()):
+            life.fail(state, detail)
+
+    def missing(self) -> list[MissingStep]:
+        """What the start still waits for; empty once every engine has joined."""
+        now = trio.current_time()
+        found = []
+        for rank in self._ranks:
+            life = self._lives.get(rank)
+            if life is None or not (life.serving or life.starting):
+                found.append(MissingStep(rank, Step.HELLO, now - self._opened_at))
+            else:
+                found += [MissingStep(rank, step, now - since) for step, since in life.missing.items()]
+        return found
+
+    @property
+    def strangers(self) -> Sequence[str]:
+        """What came to the handshake address lately and was no engine of ours."""
+        return tuple(self._handshake.strangers)
+
+    # Engine.
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return self._capabilities
+
+    @property
+    def live_requests(self) -> int:
+        return sum(life.in_flight for life in self._lives.values())
+
+    @asynccontextmanager
+    async def generate(self, request: EngineRequest) -> AsyncIterator[OutputStream]:
+        if not self._serving:
+            raise EngineUnavailableError(self._unavailable())
+        life = self._balancer.pick(self._serving, request.data_parallel_rank, trio.current_time())
+        if any(other.has(request.request_id) for other in self._serving):
+            raise ValueError(f"request_id {request.request_id!r} is that of a live request")
+        body = encode_add(request, client_index=self._options.client_index, arrival_time=time.time())
+        outputs = RequestOutputs(request.sampling.max_tokens)
+        life.add(request.request_id, body, outputs)
+        try:
+            yield outputs
+        finally:
+            life.abort(request.request_id)
+            outputs.close()
+
+    def abort(self, request_ids: Iterable[str]) -> None:
+        for request_id in request_ids:
+            for life in self._serving:
+                outputs = life.abort(request_id)
+                if outputs is not None:
+                    outputs.put(EngineOutput((), finish_reason=FinishReason.ABORT))
+                    break
+
+    async def call_utility(self, method: str, *args: Any, timeout: float | None = None) -> list[Any]:
+        limit = self._options.utility_timeout if timeout is None else timeout
+        lives = [life for rank in self._ranks if (life := self._lives.get(rank)) is not None and life.serving]
+        if len(lives) < len(self._ranks):
+            raise EngineUnavailableError(self._unavailable())
+        calls: list[tuple[EngineConnection, PendingCall]] = []
+        results: list[Any] = []
+        try:
+            for life in lives:
+                calls.append((life, life.call(method, args, self._options.client_index)))
+            with trio.fail_after(limit):
+                for _, call in calls:
+                    results.append(await call.wait())
+        except trio.TooSlowError:
+            raise UtilityCallError(method, f"no answer from rank {lives[len(results)].rank} within {limit:g} s") from None
+        finally:
+            for life, call in calls:
+                life.calls.forget(call)
+        return results
+
+    def _unavailable(self) -> str:
+        health = self.health.value
+        return f"no engine: {health.state.value}{', ' + health.detail if health.detail else ''}"
+
+
+def _described(info: EngineInfo) -> str:
+    return f"vLLM {info.vllm_version or '?'}, max_model_len {info.max_model_len}, {info.num_gpu_blocks} KV blocks"

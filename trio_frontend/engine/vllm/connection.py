@@ -1,0 +1,417 @@
+"""One life of one engine core: its pair of sockets, its requests and utility calls, from its HELLO to its loss.
+
+Rules that hold here:
+
+* A life has sockets of its own and is never revived: an engine that comes back says HELLO and gets a new
+  :class:`EngineConnection`, and nothing that the old one still says can be heard.
+* One task reads outputs. It decodes each message once, hands every output to its request without waiting, and lets the other
+  tasks run after a turn's worth of them.
+* ``fail`` is how a life ends badly, once: health first, then every request and utility call.
+* Aborts gather, and leave in one message when the loop comes round to the sender.
+"""
+
+from __future__ import annotations
+
+import enum
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+import trio
+import zmq
+
+from trio_frontend.engine.base import (
+    EngineError,
+    EngineInfo,
+    EngineOutput,
+    EngineState,
+    EngineUnavailableError,
+    FinishReason,
+)
+from trio_frontend.engine.outputs import RequestOutputs
+from trio_frontend.engine.vllm import wire
+from trio_frontend.engine.vllm.balancing import Load
+from trio_frontend.engine.vllm.health import Activity, PeerWatch
+from trio_frontend.engine.vllm.transport import Monitor, Socket
+from trio_frontend.engine.vllm.utility import PendingCall, PendingCalls
+
+__all__ = ["Addresses", "EngineConnection", "Heartbeats", "Owner", "Step"]
+
+logger = logging.getLogger(__name__)
+
+SEND_HWM: Final = 20_000
+"""Messages that may wait for an engine that does not read: more than a frontend has requests, so only a stuck engine meets it."""
+
+RECEIVE_HWM: Final = 1000
+"""Messages (engine steps) that may wait in this process; beyond that TCP holds the engine's sender back."""
+
+TURN: Final = 64
+"""Outputs handled before other tasks run: one step of a full batch, so that its tokens are written before the next is read."""
+
+LAST_WORDS_TIMEOUT: Final = 0.1
+"""Seconds to wait for the rest of the outputs when the input connection is lost first: a dying engine closes both."""
+
+LINGER: Final = 0.5
+"""Seconds that the last aborts may take to leave when we close."""
+
+FINISH_REASONS: Final[Mapping[int, FinishReason]] = {reason.value: reason for reason in FinishReason}
+
+
+class Step(enum.Enum):
+    """What an engine does to join, in this order, but for the last three which come as they come."""
+
+    HELLO = "HELLO"
+    READY_RESPONSE = "ready response (sent once the model is loaded)"
+    OUTPUT_CONNECTION = "connection to the output address"
+    READY = "READY"
+
+
+@dataclass(frozen=True, slots=True)
+class Addresses:
+    """Where one engine core and one frontend process meet."""
+
+    input: str
+    output: str
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeats:
+    """Seconds between pings, and of silence after one until the peer counts as vanished."""
+
+    interval: float
+    timeout: float
+
+
+class Owner(Protocol):
+    """Who keeps the lives of all ranks. Called from within a connection's tasks: it must not block and not raise."""
+
+    def step_done(self, life: EngineConnection) -> None:
+        """A step of the handshake was seen; ``life.serving`` tells whether it was the last."""
+
+    def failed(self, life: EngineConnection, state: EngineState, detail: str) -> None:
+        """``life`` is over. Its requests are still open."""
+
+
+class EngineConnection:
+    """See the module. ``run`` is its task; everything else is called from the same Trio run.
+
+    ``epoch`` counts the lives of this rank. ``missing`` are the steps that have not been seen; with none left it serves.
+    """
+
+    def __init__(
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        rank: int,
+        epoch: int,
+        bind: Addresses,
+        *,
+        heartbeats: Heartbeats,
+        missing: Sequence[Step],
+        owner: Owner,
+    ) -> None:
+        self.rank = rank
+        self.epoch = epoch
+        self.identity = rank.to_bytes(2, "little")
+        self.info: EngineInfo | None = None
+        self.load = Load()
+        self.activity = Activity()
+        self.calls = PendingCalls()
+        self.missing: dict[Step, float] = dict.fromkeys(missing, trio.current_time())
+        self.failure: str | None = None
+        self._owner = owner
+        self._requests: dict[str, RequestOutputs] = {}
+        self._aborts: list[str] = []
+        self._abort_wanted = trio.Event()
+        self._blocked = False
+        self._ended = trio.Event()
+        self._output_lost = trio.Event()
+        self._input_peers = PeerWatch()
+        self._output_peers = PeerWatch()
+        self._input = Socket(context, zmq.ROUTER, hwm=SEND_HWM)
+        # An engine sends one message there, its ready response; what else comes stays unread and this bounds it.
+        self._input.zmq.setsockopt(zmq.RCVHWM, 16)
+        # A message for a peer that is not there is an error instead of lost.
+        self._input.zmq.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        self._output = Socket(context, zmq.PULL, hwm=RECEIVE_HWM)
+        for socket in (self._input, self._output):
+            socket.set_heartbeats(heartbeats.interval, heartbeats.timeout)
+        self._input_monitor = Monitor(context, self._input)
+        self._output_monitor = Monitor(context, self._output)
+        try:
+            self.addresses = Addresses(self._input.bind(bind.input), self._output.bind(bind.output))
+        except OSError:
+            self._close(linger=0.0)
+            raise
+
+    def __repr__(self) -> str:
+        return f"<EngineConnection rank {self.rank} life {self.epoch}{' failed' if self.failure else ''}>"
+
+    @property
+    def serving(self) -> bool:
+        return not self.missing and self.failure is None and not self._ended.is_set()
+
+    @property
+    def starting(self) -> bool:
+        return bool(self.missing) and self.failure is None and not self._ended.is_set()
+
+    @property
+    def in_flight(self) -> int:
+        """Requests of ours that this engine has."""
+        return len(self._requests)
+
+    # Life.
+
+    async def run(self) -> None:
+        """Serve this connection until it fails, is ended, or is cancelled; then tell the engine to stop what we had there."""
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._receive_ready)
+                nursery.start_soon(self._receive_outputs)
+                nursery.start_soon(self._watch_input)
+                nursery.start_soon(self._watch_output)
+                nursery.start_soon(self._send_aborts)
+                await self._ended.wait()
+                nursery.cancel_scope.cancel()
+        finally:
+            if self.failure is None:
+                self._aborts.extend(self._requests)
+                self._end_all("the engine's client was closed")
+                self._try_send_aborts()
+            self._close(linger=0.0 if self.failure else LINGER)
+
+    def end(self) -> None:
+        """End this life without calling it a failure: it never served, or the client is closing."""
+        self._ended.set()
+
+    def fail(self, state: EngineState, detail: str) -> None:
+        """End this life. Health is published before any request ends; what was delivered to requests stays delivered."""
+        if self.failure is not None or self._ended.is_set():
+            return
+        self.failure = detail
+        self._owner.failed(self, state, detail)
+        self._end_all(detail)
+        self._ended.set()
+
+    def done(self, step: Step) -> None:
+        """The engine has taken ``step``; the last one missing makes it serve."""
+        if self.failure is None and self.missing.pop(step, None) is not None:
+            self._owner.step_done(self)
+
+    def _end_all(self, reason: str) -> None:
+        requests, self._requests = self._requests, {}
+        self.activity.idle()
+        for outputs in requests.values():
+            outputs.close_with_error(EngineError(f"engine failed during generation: {reason}"))
+        self.calls.fail_all(reason)
+
+    def _close(self, linger: float) -> None:
+        self._input_monitor.close()
+        self._output_monitor.close()
+        self._input.close(linger)
+        self._output.close()
+
+    # Requests and calls, from the tasks that make them.
+
+    def add(self, request_id: str, body: bytes, outputs: RequestOutputs) -> None:
+        """Send an ADD. EngineUnavailableError if the engine cannot be reached or does not read."""
+        self._send((self.identity, wire.ADD, body))
+        if not self._requests:
+            self.activity.busy(trio.current_time())
+        self._requests[request_id] = outputs
+
+    def has(self, request_id: str) -> bool:
+        return request_id in self._requests
+
+    def abort(self, request_id: str) -> RequestOutputs | None:
+        """Take the request out and tell the engine soon. None if it has ended, or never was here."""
+        outputs = self._forget(request_id)
+        if outputs is not None:
+            self._aborts.append(request_id)
+            self._abort_wanted.set()
+        return outputs
+
+    def _forget(self, request_id: str) -> RequestOutputs | None:
+        outputs = self._requests.pop(request_id, None)
+        if outputs is not None and not self._requests:
+            self.activity.idle()
+        return outputs
+
+    def call(self, method: str, args: Sequence[object], client_index: int) -> PendingCall:
+        """Send a utility call. ValueError if ``args`` cannot be encoded, EngineUnavailableError as ``add``."""
+        call = self.calls.start(method)
+        try:
+            try:
+                body = wire.encode([client_index, call.call_id, method, list(args)])
+            except (TypeError, OverflowError, RecursionError) as error:
+                raise ValueError(f"the arguments of {method} cannot be sent: {error}") from error
+            self._send((self.identity, wire.UTILITY, body))
+        except BaseException:
+            self.calls.forget(call)
+            raise
+        return call
+
+    def _send(self, frames: tuple[bytes, bytes, bytes]) -> None:
+        if self._blocked:  # the abort sender waits in the socket, which must then be left alone
+            raise EngineUnavailableError(f"the engine of rank {self.rank} does not read its requests")
+        try:
+            self._input.send_nowait(frames)
+        except trio.WouldBlock:
+            raise EngineUnavailableError(f"the engine of rank {self.rank} does not read its requests") from None
+        except OSError:
+            raise EngineUnavailableError(f"the engine of rank {self.rank} is not connected") from None
+
+    # Tasks.
+
+    async def _send_aborts(self) -> None:
+        while True:
+            await self._abort_wanted.wait()
+            self._abort_wanted = trio.Event()
+            while not self._try_send_aborts():
+                self._blocked = True
+                await self._input.wait()
+            self._blocked = False
+
+    def _try_send_aborts(self) -> bool:
+        """Send what has gathered. False if the engine's queue is full."""
+        if self._aborts:
+            try:
+                self._input.send_nowait((self.identity, wire.ABORT, wire.encode(self._aborts)))
+            except trio.WouldBlock:
+                return False
+            except OSError:
+                logger.debug("rank %d is not connected, %d aborts are dropped", self.rank, len(self._aborts))
+            self._aborts = []
+        return True
+
+    async def _receive_ready(self) -> None:
+        """The engine's ready response. Then this task ends, and the socket is only sent on."""
+        while Step.READY_RESPONSE in self.missing:
+            frames = await self._input.receive()
+            if len(frames) != 2 or frames[0].bytes != self.identity:
+                logger.warning("rank %d: a stranger sent to its input address: %s", self.rank, frames[0].bytes[:16].hex())
+                continue
+            try:
+                self.info = wire.decode_ready(frames[1], self.rank)
+            except wire.WireError as error:
+                self.fail(EngineState.UNHEALTHY, str(error))
+                return
+            self._input_peers.engine_fd = frames[1].get(zmq.SRCFD)
+            self.done(Step.READY_RESPONSE)
+
+    async def _watch_input(self) -> None:
+        async for event in self._input_monitor:
+            if self._input_peers.gone(event):
+                with trio.move_on_after(LAST_WORDS_TIMEOUT):
+                    await self._output_lost.wait()
+                self._lost()
+
+    async def _watch_output(self) -> None:
+        async for event in self._output_monitor:
+            if self._output_peers.gone(event):
+                self._output_lost.set()
+                self._lost()
+            elif self._output_peers.connected:
+                self.done(Step.OUTPUT_CONNECTION)
+
+    def _lost(self) -> None:
+        """Its connection went: hear what it said before, which may say more than that."""
+        while self.failure is None and self._output.readable():
+            self._handle(self._output.take())
+        self.fail(EngineState.LOST, "the connection to the engine was lost")
+
+    async def _receive_outputs(self) -> None:
+        socket = self._output
+        while True:
+            handled = 0
+            while socket.readable():
+                handled += self._handle(socket.take())
+                if self.failure is not None:
+                    return
+                if handled >= TURN:
+                    handled = 0
+                    await trio.lowlevel.checkpoint()
+            await socket.wait()
+
+    def _handle(self, frames: Sequence[zmq.Frame]) -> int:
+        """Take one message in. The number of outputs in it, at least 1."""
+        frame = frames[0]
+        if self._output_peers.engine_fd is None:
+            self._output_peers.engine_fd = frame.get(zmq.SRCFD)
+        if len(frame) == len(wire.ENGINE_CORE_DEAD) and frame.bytes == wire.ENGINE_CORE_DEAD:
+            self.fail(EngineState.UNHEALTHY, "the engine said that it is dead")
+            return 1
+        try:
+            message = wire.decode_outputs(frames)
+            self._deliver(message.outputs, frames)
+        except wire.WireError as error:
+            self.fail(EngineState.UNHEALTHY, str(error))
+            return 1
+        now = trio.current_time()
+        if message.outputs:
+            self.activity.output(now)
+        if message.scheduler_stats is not None:
+            self.load.report(message.scheduler_stats, now)
+        if message.utility_output is not None:
+            self.calls.answer(message.utility_output)
+        return len(message.outputs) or 1
+
+    def _deliver(self, outputs: Sequence[wire.Output], frames: Sequence[zmq.Frame]) -> None:
+        """The hot path: a plain output costs a lookup, an object and its delivery."""
+        requests = self._requests
+        for output in outputs:
+            stream = requests.get(output.request_id)
+            if stream is None:
+                continue  # aborted a moment ago
+            if output.finish_reason is not None:
+                self._finish(output, stream, frames)
+            elif output.new_logprobs is None and output.new_prompt_logprobs_tensors is None:
+                if output.new_token_ids:
+                    stream.put(EngineOutput(output.new_token_ids))
+            else:
+                stream.put(_full(output, frames, None))
+
+    def _finish(self, output: wire.Output, stream: RequestOutputs, frames: Sequence[zmq.Frame]) -> None:
+        self._forget(output.request_id)
+        reason = FINISH_REASONS.get(output.finish_reason)  # type: ignore[arg-type]
+        if reason is not None and reason is not FinishReason.ERROR:
+            stream.put(_full(output, frames, reason))
+            return
+        if output.new_token_ids:
+            stream.put(_full(output, frames, None))
+        stream.close_with_error(_error(output))
+
+
+def _full(output: wire.Output, frames: Sequence[zmq.Frame], reason: FinishReason | None) -> EngineOutput:
+    logprobs = prompt_logprobs = None
+    if output.new_logprobs is not None:
+        logprobs = wire.logprobs_of(output.new_logprobs, frames)
+        if len(logprobs.ranks) < len(output.new_token_ids):
+            raise wire.WireError(f"logprobs for {len(logprobs.ranks)} of {len(output.new_token_ids)} tokens")
+    if output.new_prompt_logprobs_tensors is not None:
+        prompt_logprobs = wire.logprobs_of(output.new_prompt_logprobs_tensors, frames)
+    return EngineOutput(
+        output.new_token_ids,
+        logprobs,
+        prompt_logprobs,
+        reason,
+        output.stop_reason,
+        output.kv_transfer_params,
+        output.ec_transfer_params,
+    )
+
+
+def _error(output: wire.Output) -> EngineError:
+    """Why a request ended with ERROR, or with a reason that is not known here."""
+    if output.error is not None:
+        stated = output.error
+        return EngineError(
+            stated.message or stated.code or "engine failed during generation", code=stated.code, retryable=stated.retryable
+        )
+    if output.mm_cache_miss_hashes:
+        return EngineError(
+            "the engine's media cache lost an item; send the request again", code="mm_cache_miss", retryable=True
+        )
+    if output.finish_reason != FinishReason.ERROR:
+        return EngineError(f"the engine ended the request for a reason unknown here: {output.finish_reason}")
+    return EngineError()
