@@ -41,7 +41,7 @@ from trio_frontend.engine.base import (
 from trio_frontend.engine.embedded.guidance import Grammar, GrammarCompiler
 from trio_frontend.engine.embedded.loading import SHIPPED_MODEL, LoadedModel, load_model
 from trio_frontend.engine.embedded.sequence import Sequence
-from trio_frontend.engine.embedded.stepper import PREFILL_TOKENS, Stepper
+from trio_frontend.engine.embedded.stepper import PREFILL_TOKENS, Stepper, StepResult
 
 __all__ = ["EmbeddedEngine", "open_engine", "run_engine"]
 
@@ -282,16 +282,21 @@ class EmbeddedEngine(Engine):
                 return
 
     async def _step(self) -> bool:
+        """One step and the delivery of what it brought. False: it failed, and the engine with it."""
+        results: list[StepResult] = []
+        failure: Exception | None = None
         self._stepping = True
         try:
             results = await trio.to_thread.run_sync(self._stepper.step, limiter=self._step_limiter)
         except Exception as error:
             # Whatever a step raises, the sequences' state is lost with it.
             logger.exception("the embedded engine failed")
-            self._fail(EngineState.UNHEALTHY, f"a step of the model failed: {error}")
-            return False
+            failure = error
         finally:
             self._stepping = False
+        if failure is not None:
+            self._fail(EngineState.UNHEALTHY, f"a step of the model failed: {failure}")
+            return False
         for sequence, result in results:
             if sequence.ended:
                 continue
