@@ -196,6 +196,12 @@ class VllmEngine(Engine):
         for life in list(self._lives.values()):
             life.fail(state, detail)
 
+    def end(self) -> None:
+        """Say no more of the engines: they are about to be stopped, and that is no failure. Live requests end."""
+        self._serving = []
+        for life in self._lives.values():
+            life.end()
+
     def missing(self) -> list[MissingStep]:
         """What the start still waits for; empty once every engine has joined."""
         now = trio.current_time()

@@ -69,7 +69,12 @@ class Handshake:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._watch)
             while True:
-                self._handle(await self._socket.receive())
+                self._handle_waiting()
+                await self._socket.wait()
+
+    def _handle_waiting(self) -> None:
+        while self._socket.readable():
+            self._handle(self._socket.take())
 
     def life_ended(self, rank: int) -> None:
         """The present life of ``rank`` has failed: an engine that waits in its place is answered now."""
@@ -145,6 +150,7 @@ class Handshake:
         async for event in self._monitor:
             if event.kind != zmq.EVENT_DISCONNECTED:
                 continue
+            self._handle_waiting()  # its READY may have come just before
             for rank, fd in list(self._fds.items()):
                 if fd == event.fd:
                     del self._fds[rank]

@@ -7,15 +7,20 @@ import pathlib
 import tempfile
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Final
 
 import trio
+from trio_util import wait_any
 
+from trio_frontend.engine.base import EngineState
 from trio_frontend.engine.vllm.client import MissingStep, VllmEngine, VllmOptions
 from trio_frontend.engine.vllm.endpoints import Endpoints, IpcEndpoints, TcpEndpoints, parse_tcp
+from trio_frontend.engine.vllm.nursery import quiet_nursery
+from trio_frontend.engine.vllm.process import EngineProcess, engine_command, find_vllm, run_process
 from trio_frontend.engine.vllm.transport import open_context
 
-__all__ = ["EngineStartError", "Progress", "open_engine", "start_engine", "wait_started"]
+__all__ = ["EngineStartError", "Progress", "launch_engine", "open_engine", "start_engine", "wait_started"]
 
 logger = logging.getLogger(__name__)
 
@@ -56,45 +61,77 @@ async def start_engine(*, handshake_address: str, options: VllmOptions | None = 
     """Like :func:`open_engine`, but entered at once, while the engine's health is still STARTING."""
     options = options if options is not None else VllmOptions()
     with tempfile.TemporaryDirectory(prefix="trio-frontend-") as directory:
-        address, endpoints = _endpoints(handshake_address, options, pathlib.Path(directory))
-        async with open_context() as context, _nursery() as nursery:
-            engine = VllmEngine(context, nursery, address, endpoints, options)
-            nursery.start_soon(engine.run)
-            logger.info("waiting for %d engine(s) at %s", options.data_parallel_size, engine.handshake_address)
-            try:
-                yield engine
-            finally:
-                nursery.cancel_scope.cancel()
+        if handshake_address.startswith("ipc://"):
+            endpoints: Endpoints = IpcEndpoints(pathlib.Path(directory))
+        else:
+            endpoints = TcpEndpoints(parse_tcp(handshake_address)[0], options.advertise_host)
+        async with _client(handshake_address, endpoints, options) as engine:
+            yield engine
 
 
 @asynccontextmanager
-async def _nursery() -> AsyncIterator[trio.Nursery]:
-    """A nursery that is no business of the block's: what the block raises comes out as it is, not in a group."""
-    try:
-        async with trio.open_nursery() as nursery:
-            yield nursery
-    except BaseExceptionGroup as group:
-        if len(group.exceptions) > 1:
-            raise
-        error = group.exceptions[0]
+async def launch_engine(
+    model: str,
+    *,
+    vllm: str = "vllm",
+    arguments: Sequence[str] = (),
+    options: VllmOptions | None = None,
+    start_timeout: float = 600.0,
+    stop_timeout: float = 15.0,
+    on_progress: Progress | None = None,
+) -> AsyncIterator[VllmEngine]:
+    """Start ``vllm serve MODEL --headless`` on this machine and own it: it serves within the block, and has ended after it.
+
+    ``vllm`` is the command (a path, or looked up on PATH), ``arguments`` are passed on to it. It gets SIGTERM in the end, and
+    SIGKILL if it has not ended ``stop_timeout`` seconds later. If it dies, health says LOST, with its exit code.
+
+    Raises :class:`VllmNotFoundError` if there is no vLLM, :class:`EngineStartError` if it exits or is not ready within
+    ``start_timeout`` seconds, ValueError for an argument that is not the caller's to give.
+    """
+    options = options if options is not None else VllmOptions()
+    command = find_vllm(vllm)
+    with tempfile.TemporaryDirectory(prefix="trio-frontend-") as directory:
+        async with _client("tcp://127.0.0.1:*", IpcEndpoints(pathlib.Path(directory)), options) as engine:
+            port = int(parse_tcp(engine.handshake_address)[1])
+            argv = engine_command(command, model, port, options.data_parallel_size, arguments)
+            async with run_process(argv, stop_timeout=stop_timeout) as process, quiet_nursery() as nursery:
+                nursery.start_soon(_watch_exit, process, engine)
+                await wait_any(partial(wait_started, engine, start_timeout, on_progress), partial(_fail_on_exit, process))
+                try:
+                    yield engine
+                finally:
+                    nursery.cancel_scope.cancel()
+                    engine.end()
+
+
+@asynccontextmanager
+async def _client(address: str, endpoints: Endpoints, options: VllmOptions) -> AsyncIterator[VllmEngine]:
+    async with open_context() as context, quiet_nursery() as nursery:
+        engine = VllmEngine(context, nursery, address, endpoints, options)
+        nursery.start_soon(engine.run)
+        logger.info("waiting for %d engine(s) at %s", options.data_parallel_size, engine.handshake_address)
         try:
-            raise error
+            yield engine
         finally:
-            del error, group
+            nursery.cancel_scope.cancel()
 
 
-def _endpoints(handshake_address: str, options: VllmOptions, directory: pathlib.Path) -> tuple[str, Endpoints]:
-    if handshake_address.startswith("ipc://"):
-        return handshake_address, IpcEndpoints(directory)
-    host, _ = parse_tcp(handshake_address)
-    return handshake_address, TcpEndpoints(host, options.advertise_host)
+async def _watch_exit(process: EngineProcess, engine: VllmEngine) -> None:
+    await process.wait()
+    engine.fail_all(EngineState.LOST, f"its process {process.describe_exit()}")
+
+
+async def _fail_on_exit(process: EngineProcess) -> None:
+    await process.wait()
+    lines = "\n".join(process.last_lines)
+    raise EngineStartError(f"vLLM {process.describe_exit()} before it was ready. Its last lines:\n{lines}")
 
 
 async def wait_started(engine: VllmEngine, timeout: float, on_progress: Progress | None = None) -> None:
     """Until every engine serves. EngineStartError if one does not within ``timeout`` seconds."""
     report = on_progress if on_progress is not None else log_progress
     with trio.move_on_after(timeout) as scope:
-        async with trio.open_nursery() as nursery:
+        async with quiet_nursery() as nursery:
             nursery.start_soon(_report, engine, report)
             await engine.health.wait_value(lambda health: health.serving)
             nursery.cancel_scope.cancel()
