@@ -257,13 +257,12 @@ def build(shape: LlamaShape, weights: dict[str, TensorProto]) -> onnx.ModelProto
             dims: list[int | str] = ["batch", shape.kv_heads, "past", shape.head_dim]
             inputs.append(tensor(f"past_key_values.{layer}.{part}", TensorProto.FLOAT, dims))
             outputs.append(tensor(f"present.{layer}.{part}", TensorProto.FLOAT, [*dims[:2], "total", shape.head_dim]))
-    model = helper.make_model(
+    return helper.make_model(
         helper.make_graph(graph.nodes, "llama", inputs, outputs, graph.initializers),
         opset_imports=[helper.make_opsetid("", OPSET)],
         ir_version=IR_VERSION,
         producer_name="trio_frontend tools/export_onnx.py",
     )
-    return model
 
 
 def export(model_dir: Path, out_dir: Path) -> Path:
