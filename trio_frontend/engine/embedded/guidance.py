@@ -122,7 +122,10 @@ def _parse_json(kind: str, text: str) -> Any:
 def _json_schema(schema: Any) -> str:
     import llguidance
 
-    return llguidance.LLMatcher.grammar_from_json_schema(json.dumps(schema), defaults={"whitespace_flexible": True})
+    # Free whitespace lets a small model go on with blanks until its tokens are used up; one space is also valid JSON.
+    return llguidance.LLMatcher.grammar_from_json_schema(
+        json.dumps(schema), defaults={"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+    )
 
 
 def _literal(text: str) -> str:

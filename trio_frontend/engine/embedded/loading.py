@@ -56,13 +56,14 @@ def load_model(directory: Path, threads: int | None = None, max_batch_rows: int 
         raise UnreadableModelError(directory / _GRAPH_FILES[0], "no such file")
     config_file = directory / "config.json"
     config = _read_json(config_file)
+    if isinstance(config.get("text_config"), dict):  # a multimodal model keeps its language model's settings one level down
+        config = {**config, **config["text_config"]}
     max_model_len = next((config[key] for key in _CONTEXT_KEYS if isinstance(config.get(key), int)), None)
     if max_model_len is None or max_model_len < 2:
         raise UnreadableModelError(config_file, f"none of {', '.join(_CONTEXT_KEYS)} says how long the context is")
     generation_file = directory / "generation_config.json"
     generation = _read_json(generation_file) if generation_file.exists() else {}
-    eos = generation.get("eos_token_id", config.get("eos_token_id"))
-    eos_token_ids = tuple(eos) if isinstance(eos, list) else () if eos is None else (eos,)
+    eos_token_ids = tuple(dict.fromkeys((*_eos(config_file, config), *_eos(generation_file, generation))))
     session = _open_session(graph, threads)
     return LoadedModel(
         session,
@@ -95,6 +96,15 @@ def _open_session(graph: Path, threads: int | None) -> DecoderSession:
 def _threads_for(graph: Path) -> int:
     weights = sum(file.stat().st_size for file in graph.parent.iterdir() if file.is_file())
     return 1 if weights <= _ONE_THREAD_BYTES else max(1, (os.cpu_count() or 1))
+
+
+def _eos(path: Path, config: dict[str, Any]) -> list[int]:
+    """A model's EOS ids: one, a list, or none."""
+    value = config.get("eos_token_id")
+    ids = [] if value is None else value if isinstance(value, list) else [value]
+    if not all(type(token_id) is int and token_id >= 0 for token_id in ids):
+        raise UnreadableModelError(path, f"eos_token_id must be a token id or a list of them, not {value!r}")
+    return ids
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -31,8 +31,8 @@ PREFILL_CHUNK = 128
 PREFILL_TOKENS = 256
 """Prompt tokens in one step, over all sequences."""
 
-COHORT_BYTES = 4 * 2**20
-"""Caches are joined up to this size: beyond, a call is bound by memory and company gains nothing (measured)."""
+COHORT_BYTES = 16 * 2**20
+"""Caches are joined up to this size: beyond, a call is bound by memory and company gains little (measured)."""
 
 StepResult = tuple[Sequence, EngineOutput | EngineError]
 
