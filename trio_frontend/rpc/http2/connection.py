@@ -91,6 +91,16 @@ class Connection(Control):
                 self._fail(ProtocolError(ErrorCode.PROTOCOL_ERROR, "end of input inside a frame"), events)
         return events
 
+    @property
+    def settings_received(self) -> bool:
+        """Whether the peer has sent its preface and SETTINGS."""
+        return not self._first_settings_due
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether what came so far ends inside the preface, a frame or a header block."""
+        return bool(self._buffer or self._fragments.stream_id or self._preface_left)
+
     def _parse(self, data: bytes, now: float, events: list[Event]) -> int:
         """Take every complete frame; returns how many bytes that was."""
         position = 0
