@@ -20,7 +20,7 @@ from google.protobuf.message import DecodeError
 
 from trio_frontend.rpc.flush import CHUNK
 from trio_frontend.rpc.http2 import encode_headers
-from trio_frontend.rpc.messages import ACCEPT_ENCODING, MessageReader, gzip_compress, gzip_decompress, message_prefix
+from trio_frontend.rpc.messages import ACCEPT_ENCODING, GzipMessage, MessageReader, gzip_compress, message_prefix
 from trio_frontend.rpc.metadata import MetadataValue, encode_metadata
 from trio_frontend.rpc.status import StatusCode, StatusError
 from trio_frontend.rpc.waiting import Waiter
@@ -113,7 +113,12 @@ class CallStream:
             await trio.lowlevel.checkpoint_if_cancelled()
         taken = self._reader.take()
         self._release(waiting=False)
-        return None if taken is None else self._parse(*taken)
+        if taken is None:
+            return None
+        compressed, message = taken
+        if compressed:
+            message = await self._unpack(message)
+        return self._parse(message)
 
     def __aiter__(self) -> Self:
         return self
@@ -131,7 +136,7 @@ class CallStream:
             return None
         taken = reader.take()
         self._release(waiting=False)
-        return None if taken is None else self._parse(*taken)
+        return None if taken is None else self._parse(taken[1])
 
     async def _wait_for_message(self) -> None:
         self._release(waiting=True)
@@ -145,9 +150,16 @@ class CallStream:
         if released and self._open:
             self._connection.acknowledge(self.stream_id, released)
 
-    def _parse(self, compressed: int, message: bytes) -> Any:
-        if compressed:
-            message = gzip_decompress(message, self._connection.limits.max_message_size)
+    async def _unpack(self, packed: bytes) -> bytes:
+        message = GzipMessage(packed, self._connection.limits.max_message_size)
+        unpacked = message.begin()
+        if unpacked is None:
+            unpacked = await trio.to_thread.run_sync(
+                message.finish, abandon_on_cancel=True, limiter=self._connection.packing_threads
+            )
+        return unpacked
+
+    def _parse(self, message: bytes) -> Any:
         try:
             return self._request.method.parse(message)
         except DecodeError as exc:
@@ -213,6 +225,8 @@ class CallStream:
             self._send_headers()
         compressed = 0
         if self._gzip:
+            if len(serialized) > CHUNK:
+                return False
             compressed, serialized = 1, gzip_compress(serialized)
         prefix = message_prefix(compressed, len(serialized))
         if not connection.core.try_send_message(self.stream_id, prefix, serialized):
@@ -231,12 +245,18 @@ class CallStream:
                 self._send_headers()
             compressed = 0
             if self._gzip:
-                compressed, serialized = 1, gzip_compress(serialized)
+                compressed, serialized = 1, await self._pack(serialized)
             with trio.move_on_after(timeout) as scope:
                 await self._send_pieces(message_prefix(compressed, len(serialized)) + serialized)
             if scope.cancelled_caught:
                 raise StatusError(StatusCode.RESOURCE_EXHAUSTED, f"client did not take a message within {timeout:g} s")
             self._sent = True
+
+    async def _pack(self, serialized: bytes) -> bytes:
+        if len(serialized) <= CHUNK:
+            return gzip_compress(serialized)
+        limiter = self._connection.packing_threads
+        return await trio.to_thread.run_sync(gzip_compress, serialized, abandon_on_cancel=True, limiter=limiter)
 
     async def _send_pieces(self, framed: bytes) -> None:
         connection, outbox, core = self._connection, self._connection.outbox, self._connection.core

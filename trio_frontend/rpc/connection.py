@@ -54,6 +54,7 @@ class Connection:
         now = trio.current_time()
         self.limits = server.limits
         self.interceptors: Sequence[Interceptor] = server.interceptors
+        self.packing_threads = server.packing_threads
         self.transport = transport
         self.core = http2.Connection(server.limits.http2)
         self.outbox = Outbox(self.core, transport, server.flusher, server.limits, self._start_writer, self._lost)
@@ -199,6 +200,8 @@ class Connection:
             elif isinstance(event, http2.ConnectionFailed):
                 logger.info("connection of %s failed: %s", self.transport.peer, event.error)
                 self._cut(_LOST)
+            if self._finished:
+                break
         for call in new:
             self._start(call)
 
@@ -277,6 +280,8 @@ class Connection:
 
     def call_ended(self, call: Call) -> None:
         del self.calls[call.stream_id]
+        if self._draining:
+            self._server.call_ended()
         if not self.calls:
             self._timers.idle(trio.current_time())
             self._calls_done.wake()
@@ -294,6 +299,7 @@ class Connection:
         """
         if not self._established:
             self._lost("shut down before it began")
+        if self._finished:
             return
         self._cut_off_status = status
         self._timers.cut_off_at = min(self._timers.cut_off_at, cut_off_at)

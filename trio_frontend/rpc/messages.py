@@ -18,13 +18,16 @@ from typing import Final
 
 from trio_frontend.rpc.status import StatusCode, StatusError
 
-__all__ = ["ACCEPT_ENCODING", "PREFIX_LENGTH", "MessageReader", "gzip_compress", "gzip_decompress", "message_prefix"]
+__all__ = ["ACCEPT_ENCODING", "PREFIX_LENGTH", "GzipMessage", "MessageReader", "gzip_compress", "message_prefix"]
 
 ACCEPT_ENCODING: Final = b"identity,gzip"
 PREFIX_LENGTH: Final = 5
 
 _PREFIX: Final = Struct(">BI")
 _GZIP_WINDOW_BITS: Final = 31  # zlib's way to say: gzip, the largest window
+_SMALL: Final = 65_536
+"""Bytes that are unpacked there and then; larger messages are packed and unpacked in a thread, so that they hold up nobody."""
+
 _GZIP_LEVEL: Final = (
     1  # text messages are small and latency counts: level 6 packs a few percent better at three times the CPU
 )
@@ -78,9 +81,12 @@ class MessageReader:
 
     @property
     def holds_one_message(self) -> bool:
-        """Whether the request is complete and has exactly one message, as far as its prefix tells."""
+        """Whether the request is complete and has exactly one message, not compressed, as far as its prefix tells."""
         buffered = len(self._buffer)
-        return self.ended and buffered >= PREFIX_LENGTH and buffered == PREFIX_LENGTH + _unpack_prefix(self._buffer)[1]
+        if not self.ended or buffered < PREFIX_LENGTH:
+            return False
+        flag, length = _unpack_prefix(self._buffer)
+        return bool(flag == 0 and buffered == PREFIX_LENGTH + length)
 
     def take(self) -> tuple[int, bytes] | None:
         """The next message as (compressed flag, bytes), or None if it is not all there (``ended``: or if there are no more).
@@ -141,18 +147,43 @@ def gzip_compress(message: bytes) -> bytes:
     return packer.compress(message) + packer.flush()
 
 
-def gzip_decompress(packed: bytes, limit: int) -> bytes:
-    """The message in ``packed``, one gzip member.
+class GzipMessage:
+    """One packed message and its way out: ``begin``, and, if that was not all, ``finish``.
 
-    Raises StatusError: RESOURCE_EXHAUSTED as soon as it grows over ``limit`` bytes, INTERNAL if it is not gzip, or cut short.
+    Raises StatusError: RESOURCE_EXHAUSTED as soon as the message grows over ``limit`` bytes, INTERNAL if it is not gzip, or not one
+    whole member.
     """
-    unpacker = zlib.decompressobj(_GZIP_WINDOW_BITS)
-    try:
-        message = unpacker.decompress(packed, limit + 1)
-    except zlib.error:
-        raise StatusError(StatusCode.INTERNAL, "compressed message is not gzip") from None
-    if len(message) > limit:
-        raise StatusError(StatusCode.RESOURCE_EXHAUSTED, f"message is over the limit of {limit} bytes when unpacked")
-    if not unpacker.eof or unpacker.unused_data:
-        raise StatusError(StatusCode.INTERNAL, "compressed message is not one whole gzip member")
-    return message
+
+    __slots__ = ("_limit", "_parts", "_rest", "_unpacker")
+
+    def __init__(self, packed: bytes, limit: int) -> None:
+        self._unpacker = zlib.decompressobj(_GZIP_WINDOW_BITS)
+        self._rest = packed
+        self._parts: list[bytes] = []
+        self._limit = limit
+
+    def begin(self) -> bytes | None:
+        """The message, if it is small; otherwise None, and the rest takes long enough to be worth a thread."""
+        self._unpack(min(_SMALL, self._limit) + 1)
+        return self._message() if self._unpacker.eof else None
+
+    def finish(self) -> bytes:
+        """The message, whatever its size: milliseconds for each megabyte."""
+        self._unpack(self._limit + 1 - len(self._parts[0]))
+        return self._message()
+
+    def _unpack(self, size: int) -> None:
+        try:
+            self._parts.append(self._unpacker.decompress(self._rest, size) if size > 0 else b"")
+        except zlib.error:
+            raise StatusError(StatusCode.INTERNAL, "compressed message is not gzip") from None
+        self._rest = self._unpacker.unconsumed_tail
+        if sum(map(len, self._parts)) > self._limit:
+            raise StatusError(
+                StatusCode.RESOURCE_EXHAUSTED, f"message is over the limit of {self._limit} bytes when unpacked"
+            )
+
+    def _message(self) -> bytes:
+        if not self._unpacker.eof or self._unpacker.unused_data:
+            raise StatusError(StatusCode.INTERNAL, "compressed message is not one whole gzip member")
+        return b"".join(self._parts)

@@ -18,11 +18,12 @@ import logging
 import math
 import socket
 import ssl
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
 import trio
 
+from trio_frontend.rpc.call import SHUTTING_DOWN
 from trio_frontend.rpc.connection import Connection
 from trio_frontend.rpc.flush import Flusher
 from trio_frontend.rpc.limits import ServerLimits
@@ -34,6 +35,7 @@ from trio_frontend.rpc.transports import SocketTransport, StreamTransport, Trans
 if TYPE_CHECKING:
     from purerpc.server import Service, Servicer
 
+    from trio_frontend.rpc.call import Call
     from trio_frontend.rpc.interceptors import Interceptor
 
 __all__ = ["Address", "Server", "serve"]
@@ -44,11 +46,29 @@ Address = tuple[str, int] | str
 """``(host, port)``, or the path of a Unix socket."""
 
 _OUT_OF_FILES: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+_CLIENT_GONE: Final = frozenset(
+    {
+        errno.ECONNABORTED,
+        errno.EPERM,
+        errno.EPROTO,
+        errno.ENOPROTOOPT,
+        errno.ENETDOWN,
+        errno.ENETUNREACH,
+        errno.EHOSTDOWN,
+        errno.EHOSTUNREACH,
+        errno.EOPNOTSUPP,
+    }
+)
+"""What accept says of a connection that failed before it was accepted (accept(2), "Error handling")."""
+
 _PAUSE: Final = 0.1
 """Seconds to wait for file descriptors to become free."""
 
 _ACCEPTED_AT_ONCE: Final = 64
 """Connections accepted from one listener before others have their turn."""
+
+_PACKING_THREADS: Final = 2
+"""Threads that pack and unpack large gzip messages: such messages wait for each other, not for the machine's other work."""
 
 _MARGIN: Final = 1.0
 """Seconds after ``close_timeout`` at which a cancelled ``serve`` is cancelled the hard way."""
@@ -71,6 +91,7 @@ class Server:
         self.limits = limits if limits is not None else ServerLimits()
         self.interceptors = tuple(interceptors)
         self.flusher = Flusher()
+        self.packing_threads = trio.CapacityLimiter(_PACKING_THREADS)
         self._connections: set[Connection] = set()
         self._accepted = 0  # sockets of listeners that are not closed
         self._full = False
@@ -153,6 +174,28 @@ class Server:
         for connection in self._connections:
             connection.drain(self._cut_off_at)
 
+    async def wait_drained(self, but: Container[str] = ()) -> None:
+        """Wait, in a shutdown, until no call is in flight, calls of the services named in ``but`` aside.
+
+        Those are services whose calls last as long as their client likes (health watches): no drain should wait for one.
+        """
+        await trio.lowlevel.checkpoint()
+        while any(True for _ in self._in_flight(but)):
+            await self._changed.park()
+
+    def cut_off(self, but: Container[str] = ()) -> int:
+        """End the calls in flight with UNAVAILABLE, calls of the services named in ``but`` aside; returns how many there were."""
+        calls = list(self._in_flight(but))
+        for call in calls:
+            call.end(SHUTTING_DOWN)
+        return len(calls)
+
+    def _in_flight(self, but: Container[str]) -> Iterator[Call]:
+        for connection in self._connections:
+            for call in connection.calls.values():
+                if not call.ended and call.service_name not in but:
+                    yield call
+
     def _stop(self) -> None:
         self.begin_shutdown(0)
 
@@ -186,10 +229,12 @@ class Server:
             except BlockingIOError:
                 return True
             except OSError as exc:
-                if exc.errno in _OUT_OF_FILES:
-                    logger.error("cannot accept on %s: %s", listener.address, exc.strerror)
-                    return False
-                continue  # the client has gone already
+                if exc.errno in _CLIENT_GONE:
+                    continue
+                if exc.errno not in _OUT_OF_FILES:
+                    raise
+                logger.error("cannot accept on %s: %s", listener.address, exc.strerror)
+                return False
             if self._accepted >= self.limits.max_connections:
                 if not self._full:
                     self._full = True
@@ -228,6 +273,10 @@ class Server:
         self._connections.add(connection)
         if self._shutdown_begun.is_set():
             connection.drain(self._cut_off_at)
+
+    def call_ended(self) -> None:
+        """A call of a connection that drains has ended."""
+        self._changed.unpark_all()
 
     def connection_closed(self, connection: Connection) -> None:
         """A connection has ended, with all its tasks."""
