@@ -175,6 +175,35 @@ def test_nothing_is_taken_or_said_after_a_failure() -> None:
     assert client.sent() == []
 
 
+def test_a_short_frame_after_a_long_one_is_taken_as_soon_as_it_is_there() -> None:
+    client = Client()
+    client.open(1)
+    long = data(1, b"x" * 10_000)
+    client.send(long[:5_000])
+    assert len(client.send(long[5_000:])) == 1
+    short = data(1, b"y")
+    assert client.send(short[:5]) == []
+    assert client.send(short[5:]) == [http2.DataReceived(1, b"y", 1, False)]
+
+
+def test_whether_settings_have_come_and_something_is_unfinished_can_be_asked() -> None:
+    connection = fresh()
+    states = []
+    for piece in (
+        b"",
+        PREFACE[:3],
+        PREFACE[3:],
+        settings()[:4],
+        settings()[4:],
+        headers(1, flags=0),
+        frame(9, END_HEADERS, 1),
+    ):
+        connection.receive_data(piece, 0.0)
+        states.append((connection.settings_received, connection.unfinished))
+    waiting, idle = (False, True), (True, False)
+    assert states == [waiting, waiting, (False, False), waiting, idle, (True, True), idle]
+
+
 def test_the_end_of_input_between_frames_is_no_error() -> None:
     client = Client()
     client.open(1)

@@ -119,8 +119,12 @@ def test_a_client_cannot_push(client: Client) -> None:
     [data(1, b"x"), data(1, b"", END_STREAM), headers(1, [(b"a", b"b")], END_HEADERS | END_STREAM)],
     ids=["DATA", "END_STREAM", "HEADERS"],
 )
-def test_more_of_a_request_after_its_end_costs_the_stream(client: Client, wrong: bytes) -> None:
-    client.send(headers(1, flags=END_HEADERS | END_STREAM))
+@pytest.mark.parametrize("by_trailers", [False, True])
+def test_more_of_a_request_after_its_end_costs_the_stream(client: Client, wrong: bytes, by_trailers: bool) -> None:
+    if by_trailers:
+        client.send(headers(1), headers(1, [(b"a", b"b")], END_HEADERS | END_STREAM))
+    else:
+        client.send(headers(1, flags=END_HEADERS | END_STREAM))
     assert client.send(wrong) == [http2.StreamReset(1, STREAM_CLOSED, False)]
     assert reset_code(client.sent(), 1) == STREAM_CLOSED
     assert client.still_serves(3)

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import NamedTuple, TypeGuard
 
 from trio_frontend.rpc import http2
 
@@ -121,6 +121,13 @@ def read_frames(output: bytes) -> list[Frame]:
         out.append(Frame(output[position + 3], output[position + 4], stream_id, output[position + 9 : stop]))
         position = stop
     return out
+
+
+def ends_request(event: http2.Event) -> TypeGuard[http2.RequestReceived | http2.DataReceived | http2.TrailersReceived]:
+    """Whether a request is whole with this event."""
+    if isinstance(event, (http2.RequestReceived, http2.DataReceived)):
+        return event.end_stream
+    return isinstance(event, http2.TrailersReceived)
 
 
 class Client:

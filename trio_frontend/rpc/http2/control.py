@@ -17,6 +17,9 @@ from trio_frontend.rpc.http2.header_blocks import DEFAULT_TABLE_SIZE, NO_TABLE
 from trio_frontend.rpc.http2.limits import DEFAULT_WINDOW, MAX_MAX_FRAME_SIZE, MAX_WINDOW, MIN_MAX_FRAME_SIZE, Limits
 from trio_frontend.rpc.http2.outgoing import MAX_SENT_FRAME_SIZE, Outgoing
 
+# A gRPC client may send three for a unary call's one DATA frame: one per stream and two for the connection.
+_WINDOW_UPDATES_PER_FRAME = 4
+
 
 class Control(Outgoing):
     """What the peer's control frames change. See `Connection`."""
@@ -75,8 +78,9 @@ class Control(Outgoing):
     def _window_update(self, stream_id: int, payload: bytes, now: float, events: list[Event]) -> None:
         if len(payload) != 4:
             raise ProtocolError(ErrorCode.FRAME_SIZE_ERROR, "WINDOW_UPDATE of a wrong length")
-        self._window_updates.earn(2 * self._data_frames_sent)
-        self._data_frames_sent = 0
+        if self._frames_sent:
+            self._window_updates.earn(_WINDOW_UPDATES_PER_FRAME * self._frames_sent)
+            self._frames_sent = 0
         self._window_updates.spend(now)
         increment = frames.unpack_word(payload)[0] & MAX_WINDOW
         if stream_id == 0:

@@ -75,7 +75,7 @@ class Limits:
     """DATA frames without data or END_STREAM: flow control does not hold them back."""
 
     window_updates: Rate = Rate(1_000.0, 10_000)
-    """WINDOW_UPDATE frames beyond two for each DATA frame sent."""
+    """WINDOW_UPDATE frames beyond four for each HEADERS or DATA frame sent."""
 
     ignored: Rate = Rate(100.0, 1_000)
     """Frames that have no effect: PRIORITY, unknown types, acks of nothing, repeated GOAWAYs, resets of closed streams."""

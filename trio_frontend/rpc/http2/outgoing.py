@@ -32,9 +32,9 @@ class Outgoing:
     __slots__ = (
         "_credit",
         "_credit_due",
-        "_data_frames_sent",
         "_failed",
         "_frame_size",
+        "_frames_sent",
         "_last_accepted",
         "_live",
         "_max_unsent",
@@ -57,7 +57,7 @@ class Outgoing:
         self._max_unsent = limits.max_unsent
         self._send_window = DEFAULT_WINDOW
         self._frame_size = MIN_MAX_FRAME_SIZE
-        self._data_frames_sent = 0
+        self._frames_sent = 0  # on streams, since they were last counted for the peer's WINDOW_UPDATEs
         self._pings = PingPolicy(limits)
         self._pings_unanswered = 0
         self._receive_window = limits.connection_window
@@ -99,6 +99,7 @@ class Outgoing:
             block = self._table_update + block
             self._table_update = b""
         self.out += frames.header_block(stream_id, block, end_stream, self._frame_size)
+        self._frames_sent += 1
         self._pings.strikes = 0
         stream.response_begun = stream.response_open = True
         if end_stream:
@@ -146,7 +147,7 @@ class Outgoing:
             return False
         stream.send_window -= length
         self._send_window -= length
-        self._data_frames_sent += 1
+        self._frames_sent += 1
         self._pings.strikes = 0
         out += _pack_header(length << 8, 0, stream_id)
         out += prefix
@@ -201,7 +202,7 @@ class Outgoing:
         self.out += frames.goaway(self._last_accepted, error_code, debug[:_MAX_DEBUG])
 
     def _append_data(self, stream_id: int, data: bytes, flags: int) -> None:
-        self._data_frames_sent += 1
+        self._frames_sent += 1
         self.out += _pack_header(len(data) << 8, flags, stream_id)
         self.out += data
 
