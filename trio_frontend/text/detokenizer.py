@@ -46,6 +46,11 @@ class Detokenizer(abc.ABC):
         """What is left at the end, U+FFFD for what could not be completed."""
 
     @property
+    def clean(self) -> bool:
+        """Nothing is held back, nor special about where the text stands: a token adds here what it adds in most places."""
+        return False
+
+    @property
     def tentative(self) -> str:
         """Text that ``flush`` would give now and that is all proper characters, so that a stop string in it ends the request
         at the right token; empty otherwise."""
@@ -101,6 +106,10 @@ class ByteLevelDetokenizer(Detokenizer):
         text, used = codecs.utf_8_decode(data, "replace", False)
         self.pending = data[used:]
         return text
+
+    @property
+    def clean(self) -> bool:
+        return not self.pending
 
     def step(self, token_id: int) -> str:
         piece = self.pieces[token_id]
@@ -175,6 +184,10 @@ class _ByteFallbackDetokenizer(Detokenizer):
         return self._stripped(self._end_run())
 
     @property
+    def clean(self) -> bool:
+        return not (self._run or self._bad or self._strip)
+
+    @property
     def tentative(self) -> str:
         if not self._run:
             return ""
@@ -212,6 +225,10 @@ class _MetaspaceDetokenizer(Detokenizer):
         self._token = tokenizer.backend.id_to_token
         self._pieces = tokenizer.pieces(skip_special_tokens=skip_special_tokens)
         self._first = rule.drop_first and all(self._pieces[token_id] is None for token_id in prompt_token_ids)
+
+    @property
+    def clean(self) -> bool:
+        return not self._first
 
     def step(self, token_id: int) -> str:
         piece = self._pieces[token_id]
