@@ -69,6 +69,7 @@ def test_arguments_that_contradict_each_other_are_refused(arguments: tuple[str |
 def test_the_defaults_of_the_command_are_those_of_the_config(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TRIO_FRONTEND_API_KEY", raising=False)
     assert parse() == ServerConfig(on_engine_death="exit")
+    assert parse("--generation-config", "vllm").generation_defaults == {}
 
 
 def test_a_dead_engine_elsewhere_is_waited_for_unless_told_otherwise() -> None:
@@ -79,6 +80,7 @@ def test_a_dead_engine_elsewhere_is_waited_for_unless_told_otherwise() -> None:
 def test_each_flag_reaches_the_config(tmp_path: Path) -> None:
     certificate = tmp_path / "cert.pem"
     certificate.touch()
+    (tmp_path / "generation_config.json").write_text('{"top_k": 5}')
     config = parse(
         *["--served-model-name", "a", "b", "--host", "::", "--port", "0", "--uds", "s.sock"],
         *[
@@ -93,7 +95,7 @@ def test_each_flag_reaches_the_config(tmp_path: Path) -> None:
             "1.5",
         ],
         *["--max-logprobs", "-1", "--structured-outputs-backend", "guidance", "--stream-interval", "4"],
-        *["--lora-modules", "x=/x", "y=/y", "--generation-config", "vllm", "--tokenizer", "t", "--hf-config-path", "c"],
+        *["--lora-modules", "x=/x", "y=/y", "--generation-config", str(tmp_path), "--tokenizer", "t", "--hf-config-path", "c"],
         *["--ssl-certfile", str(certificate), "--ssl-ca-certs", str(certificate), "--ssl-cert-reqs", "2"],
     )
     assert config.served_model_names == ("a", "b")
@@ -101,7 +103,7 @@ def test_each_flag_reaches_the_config(tmp_path: Path) -> None:
     assert (config.api_keys, config.shutdown_timeout, config.withdrawal_grace) == (("k1", "k2"), 3, 1.5)
     assert (config.max_logprobs, config.structured_outputs_backend, config.stream_interval) == (-1, "guidance", 4)
     assert config.lora_modules == (LoraModule("x", "/x"), LoraModule("y", "/y"))
-    assert (config.generation_config, config.tokenizer, config.hf_config_path) == ("vllm", "t", "c")
+    assert (config.generation_defaults, config.tokenizer, config.hf_config_path) == ({"top_k": 5}, "t", "c")
     assert config.tls is not None
     assert (config.tls.certfile, config.tls.keyfile, config.tls.cert_reqs) == (str(certificate), None, 2)
 
@@ -131,6 +133,7 @@ def test_help_does_not_show_the_api_key_of_the_environment(monkeypatch, capsys) 
         (["--lora-modules", "name"], "--lora-modules name"),
         (["--ssl-keyfile", "k.pem"], "--ssl-keyfile needs --ssl-certfile"),
         (["--ssl-certfile", "/no/such/file"], "--ssl-certfile /no/such/file"),
+        (["--generation-config", "/no/such/directory"], "--generation-config /no/such/directory"),
         (["--stream-interval", "0"], "--stream-interval"),
         (["--engine", "llama"], "--engine"),
         (["--engine", "vllm"], "MODEL"),

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from trio_frontend.rpc.limits import ServerLimits
 
@@ -91,11 +92,14 @@ class ServerConfig:
     """Where tokenizer.json is, if not with the model."""
     hf_config_path: str | None = None
     """Where config.json and generation_config.json are, if not with the model."""
-    generation_config: str = "auto"
-    """Sampling defaults: ``auto``, the model's; ``vllm``, neutral ones; else a directory with a generation_config.json."""
+    generation_defaults: Mapping[str, Any] | None = field(default=None, hash=False)
+    """Sampling defaults in place of the model's generation_config.json, by its names; an empty mapping: neutral ones."""
     served_model_names: tuple[str, ...] = ()
     """Names that a request's ``model`` may have; the first is the one reported. Empty: the name of the model itself."""
     lora_modules: tuple[LoraModule, ...] = ()
+    """LoRA adapters to load before health says SERVING."""
+    lora_path_prefixes: tuple[str, ...] = ()
+    """Directories from which callers of ``vllm.Control`` may load adapters; empty: from no local path."""
     max_logprobs: int = 20
     """The most candidates per position a request may ask for (vLLM's ``--max-logprobs``); -1: up to the vocabulary."""
     structured_outputs_backend: str = "xgrammar"

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from .arguments import API_KEY_VARIABLE, positive, seconds
 from .errors import UsageError
@@ -205,7 +206,7 @@ def server_config(args: argparse.Namespace) -> ServerConfig:
             model=args.model,
             tokenizer=args.tokenizer,
             hf_config_path=args.hf_config_path,
-            generation_config=args.generation_config,
+            generation_defaults=_generation_defaults(args.generation_config),
             served_model_names=tuple(args.served_model_name),
             lora_modules=tuple(LoraModule(*_name_and_path(text)) for text in args.lora_modules),
             max_logprobs=args.max_logprobs,
@@ -235,6 +236,20 @@ def _name_and_path(text: str) -> tuple[str, str]:
     if not (name and equals and path):
         raise UsageError(f"--lora-modules {text}: NAME=PATH is needed")
     return name, path
+
+
+def _generation_defaults(where: str) -> dict[str, Any] | None:
+    """What ``--generation-config`` says, as vLLM has it. None: the model's own."""
+    if where in ("auto", "vllm"):
+        return None if where == "auto" else {}
+    path = Path(where) / "generation_config.json"
+    try:
+        values = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise UsageError(f"--generation-config {where}: {path} cannot be read: {error}") from error
+    if not isinstance(values, dict):
+        raise UsageError(f"--generation-config {where}: {path} holds no JSON object")
+    return values
 
 
 def _check_files(args: argparse.Namespace, *names: str) -> None:

@@ -3,8 +3,8 @@
 See :func:`connect`. Every failure of a call is an :class:`RpcError`.
 """
 
-from .channel import Channel, Responses, connect
+from .channel import Channel, Responses, connect, open_channel
 from .errors import RpcError, StatusCode
 from .transport import tls_context
 
-__all__ = ["Channel", "Responses", "RpcError", "StatusCode", "connect", "tls_context"]
+__all__ = ["Channel", "Responses", "RpcError", "StatusCode", "connect", "open_channel", "tls_context"]

@@ -37,7 +37,7 @@ from .connection import (
 from .errors import RpcError
 from .transport import Address, open_transport
 
-__all__ = ["Channel", "Responses", "connect"]
+__all__ = ["Channel", "Responses", "connect", "open_channel"]
 
 logger = logging.getLogger(__name__)
 
@@ -75,9 +75,22 @@ async def connect(
     checked = check_metadata(metadata)
     transport = await open_transport(target, ssl_context)
     scheme = "http" if ssl_context is None else "https"
+    async with open_channel(transport, target.authority, scheme, checked, max_message_size) as channel:
+        yield channel
+
+
+@asynccontextmanager
+async def open_channel(
+    transport: trio.abc.Stream,
+    authority: str,
+    scheme: str = "http",
+    metadata: Iterable[tuple[str, str | bytes]] = (),
+    max_message_size: int = DEFAULT_MAX_MESSAGE_SIZE,
+) -> AsyncIterator[Channel]:
+    """Like :func:`connect`, over a stream that is connected already and is closed at the end: in memory, say, or a proxy's."""
     failure: BaseException | None = None
     async with transport, trio.open_nursery() as nursery:
-        channel = Channel(transport, scheme, target.authority, checked, max_message_size)
+        channel = Channel(transport, scheme, authority, check_metadata(metadata), max_message_size)
         nursery.start_soon(channel.read)
         nursery.start_soon(channel.write)
         try:

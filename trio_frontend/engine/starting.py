@@ -33,11 +33,15 @@ class StartingEngine(Engine):
         self._engine: Engine | None = None
         self._health = AsyncValue(EngineHealth(EngineState.STARTING, _STARTING))
 
+    @property
+    def opened(self) -> bool:
+        return self._engine is not None
+
     def become(self, engine: Engine) -> None:
         self._engine = engine
 
     @property
-    def _opened(self) -> Engine:
+    def _real(self) -> Engine:
         if self._engine is None:
             raise EngineUnavailableError(_STARTING)
         return self._engine
@@ -51,14 +55,14 @@ class StartingEngine(Engine):
         return Capabilities(max_model_len=0) if self._engine is None else self._engine.capabilities
 
     def generate(self, request: EngineRequest) -> AbstractAsyncContextManager[OutputStream]:
-        return self._opened.generate(request)
+        return self._real.generate(request)
 
     def abort(self, request_ids: Iterable[str]) -> None:
         if self._engine is not None:
             self._engine.abort(request_ids)
 
     async def call_utility(self, method: str, *args: Any, timeout: float | None = None) -> list[Any]:
-        return await self._opened.call_utility(method, *args, timeout=timeout)
+        return await self._real.call_utility(method, *args, timeout=timeout)
 
     @property
     def live_requests(self) -> int:
