@@ -205,8 +205,8 @@ async def test_a_closed_stream_frees_what_was_queued_and_drops_the_rest() -> Non
         await stream.__anext__()
 
 
-@settings(max_examples=60, deadline=None)
-@given(st.lists(st.sampled_from(["put", "run"]), max_size=30), st.lists(st.booleans(), max_size=30), st.booleans())
+@settings(max_examples=150, deadline=None)
+@given(st.lists(st.sampled_from(["put", "run", "turn"]), max_size=30), st.lists(st.booleans(), max_size=30), st.booleans())
 def test_sink_and_channel_together_deliver_every_output_once_and_in_order(
     steps: list[str], takes: list[bool], fail: bool
 ) -> None:
@@ -227,6 +227,7 @@ def test_sink_and_channel_together_deliver_every_output_once_and_in_order(
                 async for batch in stream:
                     assert batch
                     delivered.extend(ids(batch))
+                    await trio.lowlevel.checkpoint()  # so that outputs queue while the consumer is busy
             except EngineError:
                 ended.append(True)
             else:
@@ -240,6 +241,8 @@ def test_sink_and_channel_together_deliver_every_output_once_and_in_order(
                 if step == "put":
                     stream.put(token(count))
                     count += 1
+                elif step == "turn":
+                    await trio.lowlevel.checkpoint()
                 else:
                     await trio.testing.wait_all_tasks_blocked()
             if fail:

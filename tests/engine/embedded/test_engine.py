@@ -38,6 +38,7 @@ from trio_frontend.engine.base import (
 )
 from trio_frontend.engine.embedded import EmbeddedEngine, run_engine
 from trio_frontend.engine.embedded.stepper import PREFILL_CHUNK, PREFILL_TOKENS
+from trio_frontend.engine.outputs import RequestOutputs
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -200,18 +201,37 @@ async def test_a_long_prompt_is_computed_in_chunks_between_which_others_decode(n
     assert long.token_ids == greedy_tokens(long.request.prompt_token_ids, 2)
 
 
-async def test_prompts_take_turns_within_the_budget_of_a_step() -> None:
+async def test_prompts_take_turns_within_the_budget_of_a_step(nursery: trio.Nursery) -> None:
     session = HistorySession()
     async with run_engine(fake_model(session)) as engine:
+        ticking = Consumer(engine, "ticking", prompt=[1], max_tokens=4000)  # decodes once a step
+        nursery.start_soon(ticking.run)
+        await ticking.has(1)
         await engine.call_utility("pause_scheduler", "keep")
-        async with trio.open_nursery() as nursery:
-            for number in range(4):
+        session.calls.clear()
+        async with trio.open_nursery() as others:
+            for number in range(5):
                 prompt = [number] * (2 * PREFILL_CHUNK)
-                nursery.start_soon(generate, engine, a_request(str(number), prompt, max_tokens=1))
-            await until(lambda: engine.live_requests == 4)
+                others.start_soon(generate, engine, a_request(str(number), prompt, max_tokens=1))
+            await until(lambda: engine.live_requests == 6)
             await engine.call_utility("resume_scheduler")
+        ticking.scope.cancel()
+    chunks = [(past, step) for step, past in prompt_chunks_by_step(session.calls)]
     assert PREFILL_TOKENS == 2 * PREFILL_CHUNK
-    assert session.calls == [*[(1, PREFILL_CHUNK, 0)] * 4, *[(1, PREFILL_CHUNK, PREFILL_CHUNK)] * 4]
+    assert [past for past, _ in chunks] == [0] * 5 + [PREFILL_CHUNK] * 5
+    assert [step for _, step in chunks] == [1, 1, 2, 2, 3, 3, 4, 4, 5, 5]
+
+
+def prompt_chunks_by_step(calls: list[tuple[int, int, int]]) -> list[tuple[int, int]]:
+    """(step, past length) of each chunk of a prompt, where each step begins with the decoding of one token."""
+    step = 0
+    chunks = []
+    for _, new, past in calls:
+        if new == 1:
+            step += 1
+        else:
+            chunks.append((step, past))
+    return chunks
 
 
 async def test_a_cancelled_request_is_out_of_the_cache_after_the_running_step_and_others_go_on(
@@ -463,6 +483,27 @@ async def test_a_failing_step_makes_the_engine_unhealthy_and_ends_every_request(
         assert (engine.live_requests, engine.cached_sequences) == (0, 0)
         with pytest.raises(EngineUnavailableError, match="out of memory"):
             await generate(engine, a_request("late"))
+
+
+async def test_health_changes_before_the_first_request_is_told(
+    nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[EngineState] = []
+    close_with_error = RequestOutputs.close_with_error
+
+    def spy(outputs: RequestOutputs, error: EngineError) -> None:
+        seen.append(gated.engine.health.value.state)
+        close_with_error(outputs, error)
+
+    monkeypatch.setattr(RequestOutputs, "close_with_error", spy)
+    async with gated_engine() as gated:
+        consumer = Consumer(gated.engine, "a")
+        nursery.start_soon(consumer.run)
+        await consumer.started.wait()
+        gated.session.error = RuntimeError("broken")
+        gated.gate.release()
+        await consumer.left.wait()
+    assert seen == [EngineState.UNHEALTHY]
 
 
 async def test_logits_that_are_not_finite_end_their_own_request_only() -> None:

@@ -81,6 +81,11 @@ def test_a_number_next_to_one_draws_the_last_possible_token() -> None:
     assert draw(logits, math.nextafter(1.0, 0.0)) == 1
 
 
+def test_zero_never_draws_what_is_ruled_out() -> None:
+    logits = np.array([-INF, -INF, 0.0, 1.0], np.float32)
+    assert draw(logits, 0.0) == 2
+
+
 @settings(max_examples=200, deadline=None)
 @given(
     some_logits,
@@ -131,8 +136,11 @@ def test_top_logprobs_are_the_token_then_the_likeliest_with_the_tokens_rank(
         expected = np.log(np.array(probabilities(logits)))
     best = sorted(range(len(logits)), key=lambda i: (-logits[i], i))[: len(logits) if k < 0 else k]
     assert sorted(logits[lists.token_ids[0, 1:]].tolist()) == sorted(logits[best].tolist())
-    assert (np.diff(lists.logprobs[0, 1:]) <= 0).all()
+    assert lists.logprobs[0, 1:].tolist() == sorted(lists.logprobs[0, 1:].tolist(), reverse=True)
     assert lists.token_ids[0, 0] == token_id
+    for value in set(lists.logprobs[0, 1:].tolist()):
+        equals = lists.token_ids[0, 1:][lists.logprobs[0, 1:] == value].tolist()
+        assert equals == sorted(equals)
     np.testing.assert_allclose(lists.logprobs[0], expected[lists.token_ids[0]], atol=1e-5)
     assert lists.ranks.tolist() == [rank(logits, token_id)]
     assert lists.logprobs.dtype == np.float32

@@ -298,8 +298,6 @@ class EmbeddedEngine(Engine):
             self._fail(EngineState.UNHEALTHY, f"a step of the model failed: {failure}")
             return False
         for sequence, result in results:
-            if sequence.ended:
-                continue
             if isinstance(result, EngineOutput):
                 sequence.outputs.put(result)
             else:

@@ -182,7 +182,7 @@ def log_softmax(logits: FloatArray) -> FloatArray:
 
 
 def top_logprobs(logits: FloatArray, token_ids: IntArray, k: int) -> LogprobsLists:
-    """Of logits [n, vocab]: the given token of each row [n], then its ``k`` likeliest (ties: lower id first), and the token's rank.
+    """Of logits [n, vocab]: the given token of each row [n], then its ``k`` likeliest (equal ones by id), and the token's rank.
 
     k is cut to the vocabulary, -1 means all of it. The rank counts the tokens that are at least as likely.
     """
