@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import msgspec
 
-from trio_frontend.engine.base import EngineRequest, LoraRequest, SamplingParams, StructuredOutput
+from trio_frontend.engine.base import EngineInfo, EngineRequest, LoraRequest, SamplingParams, StructuredOutput
 from trio_frontend.engine.vllm import wire
 
 __all__ = ["encode_add"]
@@ -33,14 +33,19 @@ INT64: Final = range(-(2**63), 2**63)
 BACKENDS: Final = ("xgrammar", "guidance", "outlines", "lm-format-enforcer")
 
 
-def encode_add(request: EngineRequest, *, client_index: int, arrival_time: float) -> bytes:
-    """The body of ADD: ``EngineCoreRequest`` as an array. ValueError if an engine could not take it.
+def encode_add(request: EngineRequest, engine: EngineInfo, *, client_index: int, arrival_time: float) -> bytes:
+    """The body of ADD: ``EngineCoreRequest`` as an array. ValueError if ``engine`` could not take it.
 
     ``client_index``: on which of the engine's outputs the answers come; ``arrival_time``: seconds since the epoch.
     """
+    prompt = _token_ids("prompt_token_ids", request.prompt_token_ids)
+    if len(prompt) >= engine.max_model_len:  # an engine dies of it
+        raise ValueError(f"the prompt has {len(prompt)} tokens and leaves no room for one more in {engine.max_model_len}")
+    if request.lora is not None and not engine.supports_lora:
+        raise ValueError(f"lora is {request.lora.name!r}, and the engine has no LoRA")
     body = [
         _string("request_id", request.request_id),
-        _token_ids("prompt_token_ids", request.prompt_token_ids),
+        prompt,
         list(request.mm_features) if request.mm_features else None,
         _sampling_params(request.sampling),
         None,  # pooling_params

@@ -236,7 +236,8 @@ class VllmEngine(Engine):
         life = self._balancer.pick(self._serving, request.data_parallel_rank, trio.current_time())
         if any(other.has(request.request_id) for other in self._serving):
             raise ValueError(f"request_id {request.request_id!r} is that of a live request")
-        body = encode_add(request, client_index=self._options.client_index, arrival_time=time.time())
+        assert life.info is not None  # it serves
+        body = encode_add(request, life.info, client_index=self._options.client_index, arrival_time=time.time())
         outputs = RequestOutputs(request.sampling.max_tokens)
         life.add(request.request_id, body, outputs)
         try:

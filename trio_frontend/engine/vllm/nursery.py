@@ -23,7 +23,9 @@ async def quiet_nursery() -> AsyncIterator[trio.Nursery]:
         if len(group.exceptions) > 1:
             raise
         error = group.exceptions[0]
+        context = error.__context__
         try:
             raise error
         finally:
-            del error, group  # the frame would keep its own traceback alive
+            error.__context__ = context  # not the group, which says nothing more
+            del context, error, group  # the frame would keep its own traceback alive
