@@ -146,16 +146,22 @@ def test_data_on_a_closed_stream_is_a_stream_error(client: Client) -> None:
     assert client.still_serves(3)
 
 
-@pytest.mark.parametrize("how", ["ended", "reset by the peer", "skipped"])
-def test_a_closed_stream_cannot_be_opened_again(client: Client, how: str) -> None:
-    if how == "ended":
-        assert client.still_serves(1)
-    elif how == "reset by the peer":
-        client.send(headers(1), rst_stream(1))
-    else:
-        client.send(headers(3))
+@pytest.mark.parametrize(
+    ("before", "code"),
+    [
+        (headers(1, flags=END_HEADERS | END_STREAM), STREAM_CLOSED),
+        (headers(1) + rst_stream(1), STREAM_CLOSED),
+        (headers(1) + rst_stream(1) + headers(3), PROTOCOL_ERROR),
+        (headers(3), PROTOCOL_ERROR),
+    ],
+    ids=["ended", "reset by the peer", "reset, and a later one opened", "skipped"],
+)
+def test_a_closed_stream_cannot_be_opened_again(client: Client, before: bytes, code: int) -> None:
+    client.send(before)
+    if code == STREAM_CLOSED and client.connection.open_streams:
+        client.connection.send_headers(1, TRAILERS, end_stream=True)
     client.send(headers(1))
-    assert client.failure() == STREAM_CLOSED
+    assert client.failure() == code
 
 
 @pytest.mark.parametrize("late", [rst_stream(1), window_update(1, 7)], ids=["RST_STREAM", "WINDOW_UPDATE"])

@@ -267,8 +267,11 @@ class Connection(Control):
         with contextlib.suppress(ListTooLong):
             self._decoder.decode(block)
         if not self._is_ignored(stream_id):
-            # RFC 9113 5.1: what END_STREAM or the peer's own RST_STREAM closed cannot be opened again.
-            raise ProtocolError(ErrorCode.STREAM_CLOSED, "HEADERS on a closed stream")
+            # What END_STREAM or the peer's own RST_STREAM closed cannot be opened again (RFC 9113 5.1), nor can a lower stream, of
+            # which it is not known whether it was ever opened (RFC 9113 5.1.1).
+            if stream_id == self._streams.highest:
+                raise ProtocolError(ErrorCode.STREAM_CLOSED, "HEADERS on a closed stream")
+            raise ProtocolError(ErrorCode.PROTOCOL_ERROR, "HEADERS on a stream id below an earlier one")
         self._ignored.spend(now)
 
     def _is_ignored(self, stream_id: int) -> bool:
