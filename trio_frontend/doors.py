@@ -9,12 +9,12 @@ from __future__ import annotations
 import ssl
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from trio_frontend import rpc
 from trio_frontend.config import ServerConfig
 from trio_frontend.services.auth import require_api_key
+from trio_frontend.services.reflection import reflection_services
 
 __all__ = ["Listeners", "make_doors", "open_listeners"]
 
@@ -55,9 +55,13 @@ async def open_listeners(
 def make_doors(
     config: ServerConfig, listeners: Listeners, *, inference: Sequence[Any], control: Sequence[Any], common: Sequence[Any]
 ) -> list[tuple[rpc.Server, list[rpc.Listener]]]:
-    """An rpc server for each door and what it listens on, the main one first. The services are purerpc's, or servicers."""
+    """An rpc server for each door and what it listens on, the main one first. The services are purerpc's; each door reflects its own."""
     interceptors = [require_api_key(config.api_keys)] if config.api_keys else []
-    door = partial(rpc.Server, limits=config.limits, interceptors=interceptors)
+
+    def door(services: Sequence[Any]) -> rpc.Server:
+        reflection = reflection_services(service.name for service in services)
+        return rpc.Server([*services, *reflection], limits=config.limits, interceptors=interceptors)
+
     if listeners.control is None:
         return [(door([*inference, *control, *common]), listeners.main)]
     return [(door([*inference, *common]), listeners.main), (door([*control, *common]), listeners.control)]

@@ -157,8 +157,13 @@ class Server:
             lora_path_prefixes=self.config.lora_path_prefixes,
         )
         self.loras = control.loras
-        services = {"inference": inference.services, "control": [control], "common": [self.health]}
-        self._doors = make_doors(self.config, self._listeners, **services)
+        self._doors = make_doors(
+            self.config,
+            self._listeners,
+            inference=inference.services,
+            control=[control.service],
+            common=[self.health.service],
+        )
 
     async def serve_calls(self, *, task_status: trio.TaskStatus[None]) -> None:
         """Serve until the shutdown begins, then run it in order. Shielded: whatever ends the nursery, the order holds.

@@ -1,29 +1,85 @@
-"""From the arguments to what opens the engine."""
+"""From the arguments to what opens the engine. What an engine needs is imported when it is opened, not before."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from trio_frontend.engine.base import Engine
+from trio_frontend.server import OpenEngine
 
+from .errors import UsageError
 from .serve import EngineChoice
+
+if TYPE_CHECKING:
+    from trio_frontend.engine.vllm import VllmOptions
 
 __all__ = ["opener"]
 
 
-def opener(args: argparse.Namespace, choice: EngineChoice) -> Callable[[], AbstractAsyncContextManager[Engine]]:
-    """What opens the engine that was chosen. Nothing of it is imported before it is called."""
-    opened = {"embedded": _embedded, "external vLLM": _external, "owned vLLM": _owned}[choice.kind]
-    return lambda: opened(args, choice)
+def opener(args: argparse.Namespace, choice: EngineChoice) -> OpenEngine:
+    """What opens the engine that was chosen."""
+    if choice.kind == "embedded":
+        return partial(_embedded, args, choice.model)
+    assert choice.model is not None, "choose_engine asks for one"
+    return partial(_external if choice.kind == "external vLLM" else _owned, args, choice.model)
 
 
 @asynccontextmanager
-async def _embedded(args: argparse.Namespace, choice: EngineChoice) -> AsyncIterator[Engine]:
+async def _embedded(args: argparse.Namespace, model: str | None) -> AsyncIterator[Engine]:
     from trio_frontend.engine import embedded
 
-    path = None if choice.model is None else Path(choice.model)
-    async with embedded.open_engine(path, max_logprobs=args.max_logprobs) as engine:
+    async with embedded.open_engine(None if model is None else Path(model), max_logprobs=args.max_logprobs) as engine:
         yield engine
+
+
+@asynccontextmanager
+async def _external(args: argparse.Namespace, model: str) -> AsyncIterator[Engine]:
+    from trio_frontend.engine import vllm
+
+    async with vllm.open_engine(
+        handshake_address=args.handshake_address,
+        options=_vllm_options(args),
+        start_timeout=args.engine_start_timeout,
+    ) as engine:
+        yield engine
+
+
+@asynccontextmanager
+async def _owned(args: argparse.Namespace, model: str) -> AsyncIterator[Engine]:
+    from trio_frontend.engine import vllm
+
+    # The engine reads the model too, and so from where we do.
+    same_files = [
+        word
+        for flag, value in (("--tokenizer", args.tokenizer), ("--hf-config-path", args.hf_config_path))
+        if value is not None
+        for word in (flag, value)
+    ]
+    async with vllm.launch_engine(
+        model,
+        vllm=args.vllm or "vllm",
+        arguments=[*same_files, *args.passed_through],
+        options=_vllm_options(args),
+        start_timeout=args.engine_start_timeout,
+    ) as engine:
+        yield engine
+
+
+def _vllm_options(args: argparse.Namespace) -> VllmOptions:
+    from trio_frontend.engine.vllm import VllmOptions
+
+    try:
+        return VllmOptions(
+            data_parallel_size=args.data_parallel_size,
+            advertise_host=args.advertise_host,
+            engine_reconnect=args.engine_reconnect,
+            stall_timeout=args.stall_timeout or None,
+            max_logprobs=args.max_logprobs,
+        )
+    except ValueError as error:
+        raise UsageError(str(error)) from error

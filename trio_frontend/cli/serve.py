@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
 __all__ = ["EngineChoice", "add_commands", "choose_engine", "server_config"]
 
+LORA_PATH_PREFIXES = "VLLM_RUNTIME_LORA_ALLOWED_PATH_PREFIXES"
+"""vLLM's name for the directories, separated as in PATH, from which callers may load adapters at run time."""
+
 EngineKind = Literal["embedded", "owned vLLM", "external vLLM"]
 
 
@@ -208,6 +211,9 @@ def server_config(args: argparse.Namespace) -> ServerConfig:
             hf_config_path=args.hf_config_path,
             generation_defaults=_generation_defaults(args.generation_config),
             served_model_names=tuple(args.served_model_name),
+            lora_path_prefixes=tuple(
+                prefix for prefix in os.environ.get(LORA_PATH_PREFIXES, "").split(os.pathsep) if prefix
+            ),
             lora_modules=tuple(LoraModule(*_name_and_path(text)) for text in args.lora_modules),
             max_logprobs=args.max_logprobs,
             structured_outputs_backend=args.structured_outputs_backend,
