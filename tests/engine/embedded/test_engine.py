@@ -633,8 +633,9 @@ async def test_other_utility_calls_and_ranks_are_refused() -> None:
 )
 async def test_a_prompt_that_would_break_the_model_is_refused(prompt: list[int], message: str) -> None:
     async with run_engine(fake_model(HistorySession(), max_model_len=64)) as engine:
-        with pytest.raises(ValueError, match=message):
+        with pytest.raises(EngineError, match=message) as caught:
             await generate(engine, a_request("a", prompt))
+        assert caught.value.code == "validation_error"
         assert engine.health.value.serving
 
 

@@ -12,7 +12,7 @@ import trio
 from tokenizers import Tokenizer
 
 from tests.engine.embedded.fakes import Collected, a_request, collect, generate
-from trio_frontend.engine.base import FinishReason, StructuredOutput
+from trio_frontend.engine.base import EngineError, FinishReason, StructuredOutput
 from trio_frontend.engine.embedded import SHIPPED_MODEL, EmbeddedEngine, LoadedModel, load_model, open_engine, run_engine
 from trio_frontend.engine.embedded.stepper import PREFILL_CHUNK
 
@@ -207,9 +207,10 @@ async def test_a_constraint_that_cannot_be_compiled_is_refused_before_the_reques
     model: LoadedModel, constraint: StructuredOutput, message: str
 ) -> None:
     async with run_engine(model) as engine:
-        with pytest.raises(ValueError, match=message):
+        with pytest.raises(EngineError, match=message) as caught:
             async with engine.generate(a_request("a", structured_output=constraint)):
                 raise AssertionError("it started")
+        assert caught.value.code == "validation_error"
         assert engine.live_requests == 0
         assert engine.health.value.serving
 

@@ -157,7 +157,8 @@ class EmbeddedEngine(Engine):
 
     @asynccontextmanager
     async def generate(self, request: EngineRequest) -> AsyncIterator[OutputStream]:
-        """See :meth:`Engine.generate`. Also raises ValueError for structured output that does not compile."""
+        """See :meth:`Engine.generate`. What this engine cannot do (a constraint that its compiler refuses) is an EngineError with
+        the code ``validation_error``, before anything runs."""
         self._refuse_if_failed()
         self._check_prompt(request)
         if request.data_parallel_rank not in (None, 0):
@@ -223,16 +224,19 @@ class EmbeddedEngine(Engine):
         """The model fails on such a prompt, and with it every request: the one thing that is not left to trust."""
         prompt, vocab_size = request.prompt_token_ids, self._model.session.vocab_size
         if not 0 < len(prompt) < self._model.max_model_len:
-            raise ValueError(f"prompt_token_ids: {len(prompt)} tokens do not fit a context of {self._model.max_model_len}")
+            raise _invalid(f"prompt_token_ids: {len(prompt)} tokens do not fit a context of {self._model.max_model_len}")
         if min(prompt) < 0 or max(prompt) >= vocab_size:
-            raise ValueError(f"prompt_token_ids: an id is outside the model's vocabulary of {vocab_size}")
+            raise _invalid(f"prompt_token_ids: an id is outside the model's vocabulary of {vocab_size}")
 
     async def _compile(self, request: EngineRequest) -> Grammar | None:
         constraint = request.sampling.structured_output
         if constraint is None:
             await trio.lowlevel.checkpoint()
             return None
-        return await trio.to_thread.run_sync(self._compiler.compile, constraint, limiter=self._compiler_limiter)
+        try:
+            return await trio.to_thread.run_sync(self._compiler.compile, constraint, limiter=self._compiler_limiter)
+        except ValueError as error:
+            raise _invalid(str(error)) from error
 
     def _enqueue(self, sequence: Sequence) -> None:
         self._refuse_if_failed()
@@ -322,3 +326,7 @@ class EmbeddedEngine(Engine):
 
     def _close(self) -> None:
         self._fail(EngineState.LOST, "it is closed")
+
+
+def _invalid(message: str) -> EngineError:
+    return EngineError(message, code="validation_error")
