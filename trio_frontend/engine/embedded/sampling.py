@@ -141,14 +141,26 @@ def survivors(logits: FloatArray, top_k: int, top_p: float, min_p: float) -> Int
         ids = np.flatnonzero(logits >= threshold)
     if top_p < 1.0:
         left = logits if ids is None else logits[ids]
-        ordered = np.sort(left)
-        weights = np.exp(ordered - ordered[-1], dtype=np.float64)
-        reached = np.cumsum(weights)
-        # What lies below the first place where the unlikelier tokens sum to more than 1 - top_p is cut.
-        first = int(reached.searchsorted((1.0 - top_p) * reached[-1], side="right"))
-        keep = left >= ordered[min(first, len(ordered) - 1)]
+        keep = left >= _top_p_threshold(left, top_p)
         ids = np.flatnonzero(keep) if ids is None else ids[keep]
     return ids
+
+
+def _top_p_threshold(logits: FloatArray, top_p: float) -> np.float32:
+    """The least logit that stays: the first, from the unlikeliest up, with which the sum exceeds 1 - ``top_p``."""
+    best = logits.max()
+    weights = np.exp(logits - best)
+    total = weights.sum(dtype=np.float64)
+    cut = (1.0 - top_p) * total
+    # All that weigh less than a size-th of the cut are within it, whatever the rest: only the others need sorting.
+    likely = weights > cut / len(weights)
+    ordered = np.sort(logits[likely])
+    weights = np.exp(ordered - best)
+    reached = np.cumsum(weights, dtype=np.float64)
+    reached += total - reached[-1]
+    first = int(reached.searchsorted(cut, side="right"))
+    threshold: np.float32 = ordered[min(first, len(ordered) - 1)]
+    return threshold
 
 
 def draw(logits: FloatArray, uniform: float) -> int:
