@@ -7,11 +7,9 @@ import pathlib
 import tempfile
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from functools import partial
 from typing import Final
 
 import trio
-from trio_util import wait_any
 
 from trio_frontend.engine.base import EngineState
 from trio_frontend.engine.vllm.client import MissingStep, VllmEngine, VllmOptions
@@ -26,6 +24,9 @@ logger = logging.getLogger(__name__)
 
 PROGRESS_INTERVAL: Final = 10.0
 """Seconds between two reports of the same wait."""
+
+LAST_LINES_TIMEOUT: Final = 0.5
+"""Seconds to wait for the rest of the output of an engine that has exited: its children may hold it open."""
 
 Progress = Callable[[Sequence[MissingStep]], None]
 """Is called with what a start waits for, whenever that changes and every 10 seconds; with nothing at its end."""
@@ -96,7 +97,10 @@ async def launch_engine(
             argv = engine_command(command, model, port, options.data_parallel_size, arguments)
             async with run_process(argv, stop_timeout=stop_timeout) as process, quiet_nursery() as nursery:
                 nursery.start_soon(_watch_exit, process, engine)
-                await wait_any(partial(wait_started, engine, start_timeout, on_progress), partial(_fail_on_exit, process))
+                async with quiet_nursery() as starting:
+                    starting.start_soon(_fail_on_exit, process)
+                    await wait_started(engine, start_timeout, on_progress)
+                    starting.cancel_scope.cancel()
                 try:
                     yield engine
                 finally:
@@ -123,6 +127,8 @@ async def _watch_exit(process: EngineProcess, engine: VllmEngine) -> None:
 
 async def _fail_on_exit(process: EngineProcess) -> None:
     await process.wait()
+    with trio.move_on_after(LAST_LINES_TIMEOUT):
+        await process.output_ended.wait()
     lines = "\n".join(process.last_lines)
     raise EngineStartError(f"vLLM {process.describe_exit()} before it was ready. Its last lines:\n{lines}")
 

@@ -88,6 +88,7 @@ class EngineProcess:
     def __init__(self, process: trio.Process) -> None:
         self._process = process
         self.last_lines: deque[str] = deque(maxlen=LAST_LINES)
+        self.output_ended = trio.Event()
 
     @property
     def pid(self) -> int:
@@ -121,6 +122,7 @@ class EngineProcess:
                 pending = b""
         if pending:
             self._log(pending)
+        self.output_ended.set()
 
     def _log(self, line: bytes) -> None:
         text = line[:MAX_LINE].decode(errors="replace").rstrip()
@@ -140,7 +142,8 @@ class EngineProcess:
                 break
             with trio.move_on_after(limit):
                 await self._process.wait()
-                while group_members(self.pid):  # the kernel tells of our child's end, not of its children's
+                # The kernel tells of our child's end, not of its children's.
+                while group_members(self.pid):  # noqa: ASYNC110
                     await trio.sleep(0.05)
         if self.exit_code is None or group_members(self.pid):
             logger.error("the engine's process group %d survived SIGKILL", self.pid)
