@@ -127,7 +127,7 @@ class GraphBuilder:
 
     def split(self, value: str, sizes: list[int], axis: int) -> list[str]:
         outputs = [f"Split_{len(self.nodes)}_{part}" for part in range(len(sizes))]
-        node = helper.make_node("Split", [value, self.ints(sizes)], outputs, name=f"node_{outputs[0]}", axis=axis)
+        node = helper.make_node("Split", [value, self.int64s(sizes)], outputs, name=f"node_{outputs[0]}", axis=axis)
         self.nodes.append(node)
         return outputs
 
@@ -137,13 +137,13 @@ class GraphBuilder:
             self._known[name] = name
         return self._known[name]
 
-    def ints(self, values: list[int]) -> str:
+    def int64s(self, values: list[int]) -> str:
         return self.constant("ints_" + "_".join(map(str, values)).replace("-", "m"), np.array(values, dtype=np.int64))
 
-    def int(self, value: int) -> str:
+    def int64(self, value: int) -> str:
         return self.constant(f"int_{value}".replace("-", "m"), np.array(value, dtype=np.int64))
 
-    def float(self, value: float) -> str:
+    def float32(self, value: float) -> str:
         return self.constant(f"float_{value!r}", np.array(value, dtype=np.float32))
 
     def weight(self, name: str) -> str:
@@ -166,28 +166,28 @@ class GraphBuilder:
 
     def rms_norm(self, value: str, name: str, eps: float) -> str:
         # this very sequence is what ONNX Runtime fuses into one kernel
-        mean = self.op("ReduceMean", self.op("Pow", value, self.float(2.0)), axes=[-1], keepdims=1)
-        root = self.op("Sqrt", self.op("Add", mean, self.float(eps)))
+        mean = self.op("ReduceMean", self.op("Pow", value, self.float32(2.0)), axes=[-1], keepdims=1)
+        root = self.op("Sqrt", self.op("Add", mean, self.float32(eps)))
         return self.op("Mul", self.op("Div", value, root), self.weight(name))
 
     def rotary_tables(self, shape: LlamaShape) -> tuple[str, str]:
         """cos, and sin with the sign of the half it is for, [batch, sequence, 1, head_dim]."""
         exponents = np.arange(0, shape.head_dim, 2, dtype=np.float32) / np.float32(shape.head_dim)
         frequencies = (1.0 / np.float32(shape.rope_theta) ** exponents).astype(np.float32)
-        positions = self.op("Cast", self.op("Unsqueeze", "position_ids", self.ints([2, 3])), to=TensorProto.FLOAT)
+        positions = self.op("Cast", self.op("Unsqueeze", "position_ids", self.int64s([2, 3])), to=TensorProto.FLOAT)
         angles = self.op("Mul", positions, self.constant("rope_frequencies", frequencies))
         cos, sin = self.op("Cos", angles), self.op("Sin", angles)
         return self.op("Concat", cos, cos, axis=-1), self.op("Concat", self.op("Neg", sin), sin, axis=-1)
 
     def attention_bias(self) -> str:
         """0 where a query may look, MASKED elsewhere: [batch, 1, 1, sequence, past + sequence]."""
-        sequence = self.op("Gather", self.op("Shape", "input_ids"), self.int(1), axis=0)
-        total = self.op("Gather", self.op("Shape", "attention_mask"), self.int(1), axis=0)
-        keys = self.op("Range", self.int(0), total, self.int(1))
-        queries = self.op("Range", self.op("Sub", total, sequence), total, self.int(1))
-        causal = self.op("LessOrEqual", keys, self.op("Unsqueeze", queries, self.ints([1])))
-        real = self.op("Cast", self.op("Unsqueeze", "attention_mask", self.ints([1, 2, 3])), to=TensorProto.BOOL)
-        return self.op("Where", self.op("And", real, causal), self.float(0.0), self.float(MASKED))
+        sequence = self.op("Gather", self.op("Shape", "input_ids"), self.int64(1), axis=0)
+        total = self.op("Gather", self.op("Shape", "attention_mask"), self.int64(1), axis=0)
+        keys = self.op("Range", self.int64(0), total, self.int64(1))
+        queries = self.op("Range", self.op("Sub", total, sequence), total, self.int64(1))
+        causal = self.op("LessOrEqual", keys, self.op("Unsqueeze", queries, self.int64s([1])))
+        real = self.op("Cast", self.op("Unsqueeze", "attention_mask", self.int64s([1, 2, 3])), to=TensorProto.BOOL)
+        return self.op("Where", self.op("And", real, causal), self.float32(0.0), self.float32(MASKED))
 
 
 def build(shape: LlamaShape, weights: dict[str, TensorProto]) -> onnx.ModelProto:
@@ -205,32 +205,32 @@ def build(shape: LlamaShape, weights: dict[str, TensorProto]) -> onnx.ModelProto
         projected = graph.linear(normed, *(f"{at}self_attn.{name}_proj.weight" for name in "qkv"))
         # queries and keys are rotated together
         rotated, value = graph.split(projected, [query_width + kv_width, kv_width], axis=2)
-        rotated = graph.op("Reshape", rotated, graph.ints([0, 0, shape.heads + shape.kv_heads, shape.head_dim]))
+        rotated = graph.op("Reshape", rotated, graph.int64s([0, 0, shape.heads + shape.kv_heads, shape.head_dim]))
         first, second = graph.split(rotated, [shape.head_dim // 2] * 2, axis=3)
         swapped = graph.op("Concat", second, first, axis=-1)
         rotated = graph.op("Add", graph.op("Mul", rotated, cos), graph.op("Mul", swapped, sin))
         query, key = graph.split(rotated, [shape.heads, shape.kv_heads], axis=2)
-        value = graph.op("Reshape", value, graph.ints([0, 0, shape.kv_heads, shape.head_dim]))
+        value = graph.op("Reshape", value, graph.int64s([0, 0, shape.kv_heads, shape.head_dim]))
         key = graph.op("Transpose", key, perm=[0, 2, 1, 3])
         value = graph.op("Transpose", value, perm=[0, 2, 1, 3])
         key = graph.op("Concat", f"past_key_values.{layer}.key", key, name=f"present.{layer}.key", axis=2)
         value = graph.op("Concat", f"past_key_values.{layer}.value", value, name=f"present.{layer}.value", axis=2)
 
         # the queries of a group share their key head: one matrix product [groups * sequence, past + sequence] for each
-        query = graph.op("Reshape", query, graph.ints([0, 0, shape.kv_heads, groups, shape.head_dim]))
+        query = graph.op("Reshape", query, graph.int64s([0, 0, shape.kv_heads, groups, shape.head_dim]))
         query = graph.op("Transpose", query, perm=[0, 2, 3, 1, 4])
-        grouped = graph.op("Reshape", query, graph.ints([0, 0, -1, shape.head_dim]))
+        grouped = graph.op("Reshape", query, graph.int64s([0, 0, -1, shape.head_dim]))
         scores = graph.op("MatMul", grouped, graph.op("Transpose", key, perm=[0, 1, 3, 2]))
-        scores = graph.op("Mul", scores, graph.float(shape.head_dim**-0.5))
+        scores = graph.op("Mul", scores, graph.float32(shape.head_dim**-0.5))
         query_shape = graph.op("Shape", query, start=0, end=4)
-        scores = graph.op("Reshape", scores, graph.op("Concat", query_shape, graph.ints([-1]), axis=0))
+        scores = graph.op("Reshape", scores, graph.op("Concat", query_shape, graph.int64s([-1]), axis=0))
         attention = graph.op("Softmax", graph.op("Add", scores, bias), axis=-1)
         attention = graph.op(
-            "Reshape", attention, graph.op("Concat", graph.op("Shape", grouped, start=0, end=3), graph.ints([-1]), axis=0)
+            "Reshape", attention, graph.op("Concat", graph.op("Shape", grouped, start=0, end=3), graph.int64s([-1]), axis=0)
         )
         mixed = graph.op("Reshape", graph.op("MatMul", attention, value), graph.op("Shape", query))
         mixed = graph.op("Transpose", mixed, perm=[0, 3, 1, 2, 4])
-        mixed = graph.op("Reshape", mixed, graph.ints([0, 0, query_width]))
+        mixed = graph.op("Reshape", mixed, graph.int64s([0, 0, query_width]))
         hidden = graph.op("Add", hidden, graph.linear(mixed, at + "self_attn.o_proj.weight"))
 
         normed = graph.rms_norm(hidden, at + "post_attention_layernorm.weight", shape.norm_eps)

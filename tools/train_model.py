@@ -4,8 +4,8 @@
 
 The text comes from tools/stories.py. DIR (by default trio_frontend/engine/embedded/model) gets a byte-level BPE tokenizer, the
 weights and configuration as a Hugging Face directory, and over the same weights the graph for ONNX Runtime (see
-export_onnx.py); FILE (tests/engine/data/words.txt) gets every word that occurs in the text. About half an hour on two cores.
-Needs torch, tokenizers, safetensors, numpy and onnx. Threads add in no fixed order, so that two runs agree closely, not to the bit.
+export_onnx.py); FILE (tests/engine/data/words.txt) gets every word that occurs in the text. About 25 minutes on one core.
+Needs torch, tokenizers, safetensors, numpy and onnx. Two runs agree closely, not to the bit: BPE dropout takes no seed.
 """
 
 from __future__ import annotations
@@ -40,8 +40,9 @@ LONG_PART = 0.15
 PIECES_PART = 0.1
 PIECES_DROPOUT = 0.1
 """In this part of the stories one merge in ten is left out, so that the model knows words that a prompt spells in pieces."""
-PEAK_RATE = 3e-3
-WARMUP_STEPS = 100
+MATRIX_RATE = 5e-3
+OTHER_RATE = 5e-3
+WARMUP_STEPS = 50
 
 
 def train_tokenizer(texts: Sequence[str], vocab_size: int) -> Tokenizer:
@@ -89,16 +90,19 @@ def loss_of(model: Llama, batch: torch.Tensor) -> torch.Tensor:
 
 def train(model: Llama, corpus: Corpus, held_out: Corpus, steps: int, seed: int) -> None:
     rng = np.random.default_rng(seed)
-    matrices = [parameter for parameter in model.parameters() if parameter.dim() == 2]
-    norms = [parameter for parameter in model.parameters() if parameter.dim() != 2]
-    groups = [{"params": matrices, "weight_decay": 0.05}, {"params": norms, "weight_decay": 0.0}]
-    optimizer = torch.optim.AdamW(groups, lr=PEAK_RATE, betas=(0.9, 0.98))
+    # Muon for the matrices between the layers, AdamW for the embedding and the norms
+    matrices = [parameter for name, parameter in model.named_parameters() if parameter.dim() == 2 and "embed" not in name]
+    others = [parameter for name, parameter in model.named_parameters() if parameter.dim() != 2 or "embed" in name]
+    optimizers = [
+        torch.optim.Muon(matrices, lr=MATRIX_RATE, weight_decay=0.05, adjust_lr_fn="match_rms_adamw"),
+        torch.optim.AdamW(others, lr=OTHER_RATE, betas=(0.9, 0.98), weight_decay=0.0),
+    ]
 
     def rate(step: int) -> float:
         decay = 0.5 * (1 + math.cos(math.pi * step / steps))
         return min(1.0, (step + 1) / WARMUP_STEPS) * max(0.02, decay)
 
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, rate)
+    schedules = [torch.optim.lr_scheduler.LambdaLR(optimizer, rate) for optimizer in optimizers]
     began = time.monotonic()
     for step in range(steps):
         length = LONG_SEQUENCE if step >= steps * (1 - LONG_PART) else SEQUENCE
@@ -106,10 +110,11 @@ def train(model: Llama, corpus: Corpus, held_out: Corpus, steps: int, seed: int)
             loss = loss_of(model, corpus.batch(rng, TOKENS_PER_STEP // length, length))
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        schedule.step()
-        optimizer.zero_grad()
-        if step % 100 == 99 or step == steps - 1:
+        for optimizer, schedule in zip(optimizers, schedules, strict=True):
+            optimizer.step()
+            schedule.step()
+            optimizer.zero_grad()
+        if step % 50 == 49 or step == steps - 1:
             seconds = time.monotonic() - began
             print(
                 f"step {step + 1}/{steps}: loss {loss.item():.3f}, held out {evaluate(model, held_out):.3f}, "
@@ -143,6 +148,7 @@ def write_directory(out: Path, model: Llama, tokenizer: Tokenizer, config: Llama
         (out / name).write_text(json.dumps(content, indent=2, sort_keys=True) + "\n")
     weights = {name: parameter.detach().contiguous() for name, parameter in model.named_parameters()}
     save_file(weights, out / "model.safetensors", metadata={"format": "pt"})
+    (out / "model.safetensors").chmod(0o644)
     export(out, out)
 
 
@@ -152,8 +158,8 @@ def main() -> None:
     parser.add_argument("--words", type=Path, default=ROOT / "tests/engine/data/words.txt")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--stories", type=int, default=40_000)
-    parser.add_argument("--steps", type=int, default=3000)
-    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--steps", type=int, default=1500)
+    parser.add_argument("--threads", type=int, default=1)
     arguments = parser.parse_args()
     torch.manual_seed(arguments.seed)
     torch.set_num_threads(arguments.threads)
