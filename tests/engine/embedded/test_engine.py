@@ -621,6 +621,7 @@ async def test_other_utility_calls_and_ranks_are_refused() -> None:
         for method in ("sleep", "add_lora", "__init__", "_pause"):
             with pytest.raises(UnsupportedCallError, match=method):
                 await engine.call_utility(method)
+        assert await engine.call_utility("is_sleeping") == [False]
         with pytest.raises(UtilityCallError, match="invalid pause mode: never"):
             await engine.call_utility("pause_scheduler", "never")
         with pytest.raises(DataParallelRankError, match="rank 1"):

@@ -183,13 +183,15 @@ class EmbeddedEngine(Engine):
                 self._end(sequence)
 
     async def call_utility(self, method: str, *args: Any, timeout: float | None = None) -> list[Any]:
-        """pause_scheduler(mode, clear_cache), resume_scheduler() and is_scheduler_paused(), as vLLM's EngineCore has them.
+        """pause_scheduler(mode, clear_cache), resume_scheduler(), is_scheduler_paused() and is_sleeping(), as in vLLM's EngineCore.
 
         Paused, new requests wait; "abort" ends those that run, "wait" lets them end, "keep" stops them where they are.
         """
         await trio.lowlevel.checkpoint()
         if method == "is_scheduler_paused":
             return [self._paused is not None]
+        if method == "is_sleeping":
+            return [False]  # it has no sleep mode
         if method == "resume_scheduler":
             self._paused = None
             self._wake()
@@ -271,7 +273,7 @@ class EmbeddedEngine(Engine):
         return any(not sequence.ended for sequence in self._stepper.sequences)
 
     def _admit(self) -> None:
-        live = sum(1 for _ in self._stepper.sequences)
+        live = sum(not sequence.ended for sequence in self._stepper.sequences)
         while self._waiting and live < self._max_live:
             self._stepper.add(heapq.heappop(self._waiting)[2])
             live += 1
@@ -281,6 +283,7 @@ class EmbeddedEngine(Engine):
             if self._paused is None:
                 self._admit()
             if self._paused in ("abort", "keep") or not self._has_live_sequences():
+                self._stepper.drop_ended()  # otherwise the next step does it, in its thread
                 await self._changed.wait()
             elif not await self._step():
                 return
@@ -308,7 +311,6 @@ class EmbeddedEngine(Engine):
                 sequence.outputs.close_with_error(result)
             if sequence.done:
                 sequence.ended = True
-        self._stepper.drop_ended()
         self._wake()
         return True
 
