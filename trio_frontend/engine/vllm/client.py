@@ -58,8 +58,8 @@ class VllmOptions:
     client_index: int = 0
     advertise_host: str | None = None
     engine_reconnect: bool = True
-    heartbeat_interval: float = 0.25
-    heartbeat_timeout: float = 0.7
+    heartbeat_interval: float = 0.2
+    heartbeat_timeout: float = 0.6
     stall_timeout: float | None = None
     utility_timeout: float = 60.0
     max_logprobs: int = 20
