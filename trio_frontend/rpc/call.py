@@ -125,6 +125,11 @@ class Call(CallStream):
             self._ordered = status
             self._scope.cancel()
 
+    def cut(self, status: Status) -> None:
+        """Like :meth:`end`, for a call whose stream is gone: nothing is sent, ``status`` is for the record."""
+        self.end(status)  # first, so that what waits is cancelled and not woken
+        self.stream_closed()
+
     def end_now(self) -> None:
         """Send the status that the call was told to end with, without waiting any longer for its handler."""
         if self.status is None and self._ordered is not None:
@@ -209,5 +214,7 @@ class Call(CallStream):
             own = failure.split(Exception)[0]
         elif not isinstance(failure, Exception):
             own = None
+        if self._ordered is not None and isinstance(own, trio.BrokenResourceError):
+            return  # it waited behind a shield, and heard that the call has ended
         if own is not None and status_of(own)[1] is None:
             logger.error("handler of %s failed", self.path, exc_info=own)

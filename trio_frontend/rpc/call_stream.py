@@ -93,7 +93,7 @@ class CallStream:
         self._receiving.wake()
 
     def stream_closed(self) -> None:
-        """The stream is gone, by whoever's doing: nothing more goes out or comes in."""
+        """The stream is gone, by whoever's doing: nothing more goes out or comes in. What waits behind a shield finds out."""
         self._open = False
         self._reader.discard()
         self._receiving.wake()
@@ -107,10 +107,9 @@ class CallStream:
         Raises StatusError for a message that is broken (INTERNAL) or too large (RESOURCE_EXHAUSTED), trio.BrokenResourceError if
         the stream was closed, trio.BusyResourceError if another task receives.
         """
+        await trio.lowlevel.checkpoint_if_cancelled()
         if not self._reader.ready:
             await self._wait_for_message()
-        else:
-            await trio.lowlevel.checkpoint_if_cancelled()
         taken = self._reader.take()
         self._release(waiting=False)
         if taken is None:

@@ -250,8 +250,7 @@ class Connection:
     def _stream_reset(self, event: http2.StreamReset) -> None:
         call = self.calls.get(event.stream_id)
         if call is not None:
-            call.stream_closed()
-            call.end(CANCELLED if event.by_peer else Status(StatusCode.INTERNAL, "client broke the HTTP/2 protocol"))
+            call.cut(CANCELLED if event.by_peer else Status(StatusCode.INTERNAL, "client broke the HTTP/2 protocol"))
 
     def _goaway_received(self, event: http2.GoAwayReceived) -> None:
         if event.error_code != ErrorCode.NO_ERROR:
@@ -359,7 +358,7 @@ class Connection:
     def _cut(self, status: Status) -> None:
         """Like :meth:`_finish`, but the calls' streams are gone."""
         for call in self.calls.values():
-            call.stream_closed()
+            call.cut(status)
         self._finish(status)
 
     def _lost(self, reason: str) -> None:
