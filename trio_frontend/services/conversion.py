@@ -10,7 +10,9 @@ Rules that hold here:
 
 from __future__ import annotations
 
+import itertools
 import math
+import secrets
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -30,6 +32,10 @@ from trio_frontend.text import GenerationDefaults, ModelFiles
 __all__ = ["DATA_PARALLEL_RANK", "GenerationPlan", "OutputOptions", "check_model", "convert", "resolve_lora"]
 
 DATA_PARALLEL_RANK = "x-data-parallel-rank"
+
+_PROCESS = secrets.token_hex(4)
+"""Tells this process's internal ids from those of another frontend of the same engine, and from those before a restart."""
+_numbers = itertools.count()
 
 
 @dataclass(slots=True, frozen=True)
@@ -81,12 +87,14 @@ class GenerationPlan:
 
         The seed of sequence i is the request's plus i, so that each sequence is what the same request with that seed would give.
         """
-        unique = uuid.uuid4().hex[:16]
-        return [self._engine_request(f"{self.external_id}-{unique}", index) for index in range(self.num_sequences)]
+        internal_id = f"{self.external_id}-{_PROCESS}-{next(_numbers)}"
+        if self.num_sequences == 1:
+            return [self._engine_request(internal_id, 0)]
+        return [self._engine_request(f"{internal_id}-{index}", index) for index in range(self.num_sequences)]
 
     def _engine_request(self, internal_id: str, index: int) -> EngineRequest:
         return EngineRequest(
-            request_id=internal_id if self.num_sequences == 1 else f"{internal_id}-{index}",
+            request_id=internal_id,
             prompt_token_ids=self.prompt_token_ids,
             sampling=self.sampling if index == 0 else _with_seed(self.sampling, index),
             external_request_id=self.external_id,
