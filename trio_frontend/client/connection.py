@@ -47,6 +47,7 @@ __all__ = [
 
 STREAM_WINDOW = 1 << 20
 CONNECTION_WINDOW = 16 << 20
+SETTINGS_FRAME = 0x4
 MAX_SECONDS_IN_MICROSECONDS = 99
 """A grpc-timeout has at most 8 digits, so microseconds end there and whole seconds begin."""
 
@@ -113,6 +114,7 @@ class Connection(GRPCConnection):  # type: ignore[misc]  # purerpc has no types
         super().__init__(GRPCConfiguration(client_side=True, user_agent=user_agent))
         self.out = bytearray()
         self._unopened = 0
+        self._beginning = b""
         h2_connection = self.h2_connection
         h2_connection.decoder.max_header_list_size = 16_384
         # When a GOAWAY comes h2 closes the connection and throws its output away. Here the streams go on; not opening new
@@ -197,6 +199,8 @@ class Connection(GRPCConnection):  # type: ignore[misc]  # purerpc has no types
 
     def receive(self, data: bytes) -> list[Event]:
         """What the server's bytes mean. Raises ConnectionBrokenError if they mean nothing."""
+        if len(self._beginning) < 9:
+            self._check_beginning(data)
         try:
             events: list[Event] = self.receive_data(data)
         # h2 of this release lets some errors of its parts through: bad frames, undecodable and empty header names
@@ -205,6 +209,12 @@ class Connection(GRPCConnection):  # type: ignore[misc]  # purerpc has no types
         finally:
             self._take()
         return events
+
+    def _check_beginning(self, data: bytes) -> None:
+        # A server's first frame is SETTINGS (RFC 9113 section 3.4); h2 would wait for as many bytes as "HTT" is in its length field.
+        self._beginning = (self._beginning + data)[:9]
+        if len(self._beginning) >= 4 and self._beginning[3] != SETTINGS_FRAME:
+            raise ConnectionBrokenError(f"it does not speak HTTP/2, its first bytes are {self._beginning!r}")
 
     # From h2's events to ours; the names are those that GRPCConnection.receive_data calls.
 
