@@ -60,7 +60,7 @@ async def test_a_call_with_a_key_is_served(server: tuple[str, Counting], authori
 async def test_a_call_without_one_is_unauthenticated_and_never_runs(
     server: tuple[str, Counting], authorization: str | None, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.DEBUG, logger="trio_frontend")
+    caplog.set_level(logging.DEBUG)
     address, inference = server
     metadata = [] if authorization is None else [("authorization", authorization)]
     async with connect(address, metadata=metadata) as channel:

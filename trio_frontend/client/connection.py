@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import logging
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -44,6 +45,9 @@ __all__ = [
     "StreamReset",
     "WindowOpened",
 ]
+
+# hpack writes every header that it encodes into the log at DEBUG, credentials among them.
+logging.getLogger("hpack").setLevel(logging.INFO)
 
 STREAM_WINDOW = 1 << 20
 CONNECTION_WINDOW = 16 << 20
