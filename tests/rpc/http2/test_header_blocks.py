@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import hpack
 import pytest
 from hypothesis import given
@@ -25,7 +27,7 @@ from tests.rpc.http2.wire import (
     reset_code,
 )
 from trio_frontend.rpc import http2
-from trio_frontend.rpc.http2.header_blocks import walk
+from trio_frontend.rpc.http2.hpack_decoder import HpackDecoder
 
 INDEXED = 0x40
 
@@ -108,15 +110,15 @@ def test_an_entry_larger_than_the_table_empties_it(client: Client) -> None:
 class TestRepeatedBlocks:
     @pytest.fixture
     def decoded(self, monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
-        """The blocks that the library has decoded."""
+        """The blocks that were decoded."""
         seen: list[bytes] = []
-        decode = hpack.Decoder.decode
+        decode = HpackDecoder.decode
 
-        def spy(self: hpack.Decoder, data: bytes, raw: bool = False) -> object:
-            seen.append(data)
-            return decode(self, data, raw)
+        def spy(self: HpackDecoder, block: bytes) -> object:
+            seen.append(block)
+            return decode(self, block)
 
-        monkeypatch.setattr(hpack.Decoder, "decode", spy)
+        monkeypatch.setattr(HpackDecoder, "decode", spy)
         return seen
 
     def test_a_block_that_leaves_the_table_alone_is_decoded_once(self, client: Client, decoded: list[bytes]) -> None:
@@ -209,27 +211,81 @@ class TestListSize:
         assert client.failure() == ENHANCE_YOUR_CALM
 
 
-@given(st.lists(st.tuples(st.binary(max_size=40), st.binary(max_size=40)), max_size=8), st.booleans())
-def test_walking_a_sound_block_finds_no_fault_and_knows_whether_it_changes_the_table(
-    fields: list[tuple[bytes, bytes]], index: bool
+BLOCKS = st.lists(
+    st.tuples(
+        st.lists(
+            st.tuples(st.sampled_from([b"x", b"te", b":path", b"y" * 3_000]), st.binary(max_size=40), st.booleans()),
+            max_size=8,
+        ),
+        st.booleans(),
+        st.sampled_from([None, 0, 100, 4_096]),
+    ),
+    max_size=5,
+)
+
+
+@given(BLOCKS)
+def test_what_another_encoder_encodes_is_decoded(
+    blocks: list[tuple[list[tuple[bytes, bytes, bool]], bool, int | None]],
 ) -> None:
-    encoder = hpack.Encoder()
-    encoded = encoder.encode([(name, value, not index) for name, value in fields])
-    assert walk(encoded) is any(field not in encoder.header_table.STATIC_TABLE for field in fields if index)
+    """Fields indexed or not, Huffman-coded or not, the table resized and overrun in between."""
+    encoder, decoder = hpack.Encoder(), HpackDecoder(100_000)
+    for fields, huffman, table_size in blocks:
+        if table_size is not None:
+            encoder.header_table_size = table_size
+        headers, size = decoder.decode(encoder.encode(fields, huffman))
+        assert headers == [(name, value) for name, value, _ in fields]
+        assert size == sum(len(name) + len(value) + 32 for name, value, _ in fields)
 
 
-@given(st.binary(max_size=60))
-def test_walking_finds_no_fault_where_the_library_finds_none(encoded: bytes) -> None:
-    try:
-        hpack.Decoder().decode(encoded, raw=True)
-    except (hpack.HPACKError, IndexError, ValueError):
-        return
-    faults = []
-    try:
-        walk(encoded)
-    except http2.ProtocolError as error:
-        faults.append(error.reason)
-    assert faults in ([], ["too many table size updates"], ["integer too long"])
+REPRESENTATIONS = st.one_of(
+    st.integers(0, 70).map(lambda index: integer(index, 7, 0x80)),
+    st.sampled_from([0, 30, 4_096, 4_097]).map(lambda size: integer(size, 5, 0x20)),
+    st.builds(literal, st.binary(max_size=5), st.binary(max_size=5), st.sampled_from([0, 0x10, 0x40])),
+    st.builds(
+        lambda index, text, first: integer(index, 6 if first else 4, first) + integer(len(text), 7, 0x80) + text,
+        st.integers(1, 65),
+        st.binary(max_size=4),
+        st.sampled_from([0, 0x40]),
+    ),
+    st.binary(max_size=4),
+)
+
+
+@given(st.lists(st.lists(REPRESENTATIONS, max_size=6).map(b"".join), max_size=4))
+def test_any_blocks_mean_what_the_library_says_they_mean(blocks: list[bytes]) -> None:
+    """Up to the first that either refuses; ours alone may refuse long integers and a third table size update."""
+    ours, library = HpackDecoder(65_536), hpack.Decoder()
+    for encoded in blocks:
+        try:
+            expected = [tuple(field) for field in library.decode(encoded, raw=True)]
+        except (hpack.HPACKError, IndexError, ValueError):
+            with pytest.raises(http2.ProtocolError):
+                ours.decode(encoded)
+            return
+        try:
+            headers, _ = ours.decode(encoded)
+        except http2.ProtocolError:
+            assert sum(byte & 0xE0 == 0x20 for byte in encoded) > 2 or re.search(rb"[\x80-\xff]{4}", encoded)
+            return
+        assert headers == expected
+
+
+def test_the_generation_changes_with_the_table_and_only_then() -> None:
+    decoder = HpackDecoder(65_536)
+    generations = []
+    for encoded in (
+        b"\x82",
+        b"\xbe"[:0],
+        literal(b"x", b"y"),
+        literal(b"x", b"y", 0x10),
+        literal(b"x", b"y", INDEXED),
+        b"\xbe",
+        b"\x20",
+    ):
+        decoder.decode(encoded)
+        generations.append(decoder.generation)
+    assert generations == [0, 0, 0, 0, 1, 1, 2]
 
 
 class TestEncoding:

@@ -13,8 +13,15 @@ from trio_frontend.rpc.http2.budgets import Budget
 from trio_frontend.rpc.http2.errors import ErrorCode, ProtocolError, StreamError
 from trio_frontend.rpc.http2.events import Event, GoAwayReceived, PingAcked, StreamReset, WindowUpdated
 from trio_frontend.rpc.http2.frames import STREAM_ID_MASK
-from trio_frontend.rpc.http2.header_blocks import DEFAULT_TABLE_SIZE, NO_TABLE
-from trio_frontend.rpc.http2.limits import DEFAULT_WINDOW, MAX_MAX_FRAME_SIZE, MAX_WINDOW, MIN_MAX_FRAME_SIZE, Limits
+from trio_frontend.rpc.http2.header_blocks import NO_TABLE
+from trio_frontend.rpc.http2.limits import (
+    DEFAULT_TABLE_SIZE,
+    DEFAULT_WINDOW,
+    MAX_MAX_FRAME_SIZE,
+    MAX_WINDOW,
+    MIN_MAX_FRAME_SIZE,
+    Limits,
+)
 from trio_frontend.rpc.http2.outgoing import MAX_SENT_FRAME_SIZE, Outgoing
 
 # A gRPC client may send three for a unary call's one DATA frame: one per stream and two for the connection.

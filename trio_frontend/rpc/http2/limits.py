@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+DEFAULT_TABLE_SIZE = 4_096  # RFC 9113 6.5.2
 DEFAULT_WINDOW = 65_535  # RFC 9113 6.9.2
 MAX_WINDOW = 2**31 - 1  # RFC 9113 6.9.1
 MIN_MAX_FRAME_SIZE = 16_384  # RFC 9113 4.2
