@@ -101,7 +101,7 @@ class Call(CallStream):
 
     @property
     def peer_certificate(self) -> Mapping[str, Any] | None:
-        """The caller's certificate as ssl.SSLSocket.getpeercert() gives it: empty if it showed none, None without TLS."""
+        """The caller's certificate as ssl.SSLSocket.getpeercert() gives it; None without TLS, or if the caller showed none."""
         return self._connection.transport.peer_certificate
 
     @property

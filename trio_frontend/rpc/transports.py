@@ -129,7 +129,7 @@ class StreamTransport:
 
     @property
     def peer_certificate(self) -> Mapping[str, Any] | None:
-        """What ssl.SSLSocket.getpeercert() says: empty without a certificate, None without TLS."""
+        """What ssl.SSLSocket.getpeercert() says; None without TLS or without a certificate."""
         if isinstance(self._stream, trio.SSLStream):
             certificate: Mapping[str, Any] | None = self._stream.getpeercert()
             return certificate
