@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 
 import hpack
@@ -269,6 +270,16 @@ def test_any_blocks_mean_what_the_library_says_they_mean(blocks: list[bytes]) ->
             assert sum(byte & 0xE0 == 0x20 for byte in encoded) > 2 or re.search(rb"[\x80-\xff]{4}", encoded)
             return
         assert headers == expected
+
+
+def test_fields_are_never_logged(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    client = Client()
+    for i in range(100):
+        secret = literal(b"authorization", b"secret %100d" % i, INDEXED)
+        client.send(request(2 * i + 1, block(REQUEST) + secret))
+    assert client.connection.open_streams == 100
+    assert "secret" not in caplog.text
 
 
 def test_the_generation_changes_with_the_table_and_only_then() -> None:

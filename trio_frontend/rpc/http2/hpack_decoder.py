@@ -2,12 +2,14 @@
 
 Rules:
 - The dynamic table and the Huffman code are the hpack library's. The walk over a block is ours, since it carries the bounds: the
-  library's own has none for integers (a block of 0xff is quadratic), copies what is left of the block for every field, and logs them.
+  library's own has none for integers (a block of 0xff is quadratic), and copies what is left of the block for every field.
 - Integers have at most 28 bits, a block has at most two table size updates, at its start, and a list is not decoded beyond its limit.
 - A block that cannot be decoded leaves the table unknown, which is the connection's end (RFC 9113 4.3).
 """
 
 from __future__ import annotations
+
+import logging
 
 from hpack import HPACKError
 from hpack.huffman_table import decode_huffman
@@ -16,6 +18,9 @@ from hpack.table import HeaderTable
 from trio_frontend.rpc.http2.errors import ErrorCode, ProtocolError
 from trio_frontend.rpc.http2.events import Headers
 from trio_frontend.rpc.http2.limits import DEFAULT_TABLE_SIZE
+
+# The library's table writes every field that it evicts into the log at DEBUG, credentials among them.
+logging.getLogger("hpack").setLevel(logging.INFO)
 
 ENTRY_OVERHEAD = 32  # RFC 7541 4.1
 
