@@ -22,7 +22,7 @@ from trio_frontend.rpc.http2.limits import DEFAULT_TABLE_SIZE
 # The library's table writes every field that it evicts into the log at DEBUG, credentials among them.
 logging.getLogger("hpack").setLevel(logging.INFO)
 
-ENTRY_OVERHEAD = 32  # RFC 7541 4.1
+_ENTRY_OVERHEAD = 32  # RFC 7541 4.1
 
 _MAX_TABLE_UPDATES = 2  # RFC 7541 4.2: at most the smallest size and the final one
 
@@ -77,7 +77,7 @@ class HpackDecoder:
                 continue
             else:  # without indexing, or never indexed
                 field, position = self._literal(block, position, 0x0F)
-            size += len(field[0]) + len(field[1]) + ENTRY_OVERHEAD
+            size += len(field[0]) + len(field[1]) + _ENTRY_OVERHEAD
             if size > self._max_list_size:
                 raise ProtocolError(ErrorCode.ENHANCE_YOUR_CALM, "header list too long")
             headers.append(field)
