@@ -196,6 +196,8 @@ class Server:
         self.health.end_watches()
         for door in doors:
             door.begin_shutdown(LAST_ANSWERS_TIMEOUT)
+        for door in doors:
+            await door.shutdown(math.inf)
 
     async def _drained(self) -> None:
         for door, _ in self._doors:
