@@ -57,6 +57,8 @@ class CallStream:
         "_send_lock",
         "_sending",
         "_sent",
+        "compress",
+        "received_compressed",
         "stream_id",
     )
 
@@ -72,6 +74,10 @@ class CallStream:
         self._headers_sent = False
         self._sent = False  # a message was sent whole
         self._gzip = False
+        self.compress = True
+        """Whether messages from here on are compressed, if the response is (see :meth:`use_gzip`). May change between messages."""
+        self.received_compressed = False
+        """Whether the message received last was compressed."""
         self.stream_id = stream_id
 
     # --- the connection's side ---
@@ -114,8 +120,9 @@ class CallStream:
         self._release(waiting=False)
         if taken is None:
             return None
-        compressed, message = taken
-        if compressed:
+        flag, message = taken
+        self.received_compressed = bool(flag)
+        if flag:
             message = await self._unpack(message)
         return self._parse(message)
 
@@ -223,7 +230,7 @@ class CallStream:
         if not self._headers_sent:
             self._send_headers()
         compressed = 0
-        if self._gzip:
+        if self._gzip and self.compress:
             if len(serialized) > CHUNK:
                 return False
             compressed, serialized = 1, gzip_compress(serialized)
@@ -243,7 +250,7 @@ class CallStream:
             if not self._headers_sent and self._open:
                 self._send_headers()
             compressed = 0
-            if self._gzip:
+            if self._gzip and self.compress:
                 compressed, serialized = 1, await self._pack(serialized)
             with trio.move_on_after(timeout) as scope:
                 await self._send_pieces(message_prefix(compressed, len(serialized)) + serialized)
