@@ -9,10 +9,10 @@ import msgspec
 import pytest
 
 from tests.services.inference_rig import EOS, VOCAB_SIZE, model, request
-from trio_frontend.engine.base import Capabilities, LoraRequest
+from trio_frontend.engine.base import Capabilities
 from trio_frontend.protos.google.protobuf import struct_pb2
 from trio_frontend.protos.vllm import inference_pb2 as pb
-from trio_frontend.services.conversion import GenerationPlan, OutputOptions, check_model, convert, resolve_lora
+from trio_frontend.services.conversion import GenerationPlan, OutputOptions, convert, resolve_lora
 from trio_frontend.services.errors import InvalidRequestError, PreconditionError, UnknownNameError
 from trio_frontend.services.lora import LoraRegistry
 from trio_frontend.services.structs import mapping_of_struct, struct_of_mapping
@@ -255,28 +255,35 @@ def test_an_engines_parameters_become_a_struct_whatever_they_are() -> None:
     }
 
 
-def test_models_are_known_by_the_served_names() -> None:
-    check_model("", ("tiny", "alias"))
-    check_model("alias", ("tiny", "alias"))
-    with pytest.raises(UnknownNameError, match="model 'other' is not served here; served: 'tiny', 'alias'"):
-        check_model("other", ("tiny", "alias"))
+NAMES = ("tiny", "alias")
 
 
-def test_lora_names() -> None:
+def test_a_model_is_a_served_name_or_none_and_a_loaded_adapter() -> None:
     loras = LoraRegistry()
-    with_lora, without = Capabilities(max_model_len=9, supports_lora=True), Capabilities(max_model_len=9)
-    assert resolve_lora("", without, loras) is None
-    with pytest.raises(PreconditionError, match="without LoRA"):
-        resolve_lora("x", without, loras)
-    with pytest.raises(UnknownNameError, match="lora_name 'x'"):
-        resolve_lora("x", with_lora, loras)
-    adapter = LoraRequest("x", 1, "/path")
+    capabilities = Capabilities(max_model_len=1, supports_lora=True)
+    assert resolve_lora("", "", NAMES, capabilities, loras) is None
+    assert resolve_lora("alias", "", NAMES, capabilities, loras) is None
+    with pytest.raises(UnknownNameError, match=r"'other'.*'tiny', 'alias'"):
+        resolve_lora("other", "", NAMES, capabilities, loras)
+    adapter = loras.reserve("other", "/adapters/other")
     loras.add(adapter)
-    assert resolve_lora("x", with_lora, loras) is adapter
+    assert resolve_lora("other", "", NAMES, capabilities, loras) is adapter
+    assert resolve_lora("other", "other", NAMES, capabilities, loras) is adapter
+    with pytest.raises(InvalidRequestError, match=r"'x'.*'other'"):
+        resolve_lora("other", "x", NAMES, capabilities, loras)
+
+
+def test_a_lora_name_needs_an_engine_with_lora_and_a_loaded_adapter() -> None:
+    loras = LoraRegistry()
+    without, with_lora = Capabilities(max_model_len=1), Capabilities(max_model_len=1, supports_lora=True)
+    with pytest.raises(PreconditionError, match="enable-lora"):
+        resolve_lora("tiny", "x", NAMES, without, loras)
+    with pytest.raises(UnknownNameError, match="'x'"):
+        resolve_lora("tiny", "x", NAMES, with_lora, loras)
+    adapter = loras.reserve("x", "/adapters/x")
+    loras.add(adapter)
+    assert resolve_lora("", "x", NAMES, with_lora, loras) is adapter
     assert plan(request(), lora=adapter).engine_requests()[0].lora is adapter
-
-
-# Media.
 
 
 def tensor(dtype: str, shape: list[int], size: int, code: int = 3) -> list[Any]:

@@ -29,7 +29,7 @@ from trio_frontend.services.structs import mapping_of_struct
 from trio_frontend.services.structured_outputs import constraint_of
 from trio_frontend.text import GenerationDefaults, ModelFiles
 
-__all__ = ["DATA_PARALLEL_RANK", "GenerationPlan", "OutputOptions", "check_model", "convert", "resolve_lora"]
+__all__ = ["DATA_PARALLEL_RANK", "GenerationPlan", "OutputOptions", "convert", "resolve_lora"]
 
 DATA_PARALLEL_RANK = "x-data-parallel-rank"
 
@@ -121,13 +121,20 @@ def _with_seed(sampling: SamplingParams, index: int) -> SamplingParams:
     return SamplingParams(**(fields | {"seed": seed, "prompt_logprobs": None}))
 
 
-def check_model(name: str, served_names: Sequence[str]) -> None:
-    if name and name not in served_names:
-        raise UnknownNameError(f"model {name!r} is not served here; served: {', '.join(map(repr, served_names))}")
+def resolve_lora(
+    model: str, name: str, served_names: Sequence[str], capabilities: Capabilities, loras: LoraRegistry
+) -> LoraRequest | None:
+    """The adapter that ``lora_name`` (``name``) or ``model`` names; None for the model itself.
 
-
-def resolve_lora(name: str, capabilities: Capabilities, loras: LoraRegistry) -> LoraRequest | None:
-    """The adapter that ``lora_name`` names."""
+    vLLM's HTTP API has adapters named in ``model``, its gRPC API in ``lora_name``; here both work, if they do not contradict each other.
+    """
+    if model and model not in served_names:
+        adapter = loras.resolve(model)
+        if adapter is None:
+            raise UnknownNameError(f"model {model!r} is not served here; served: {', '.join(map(repr, served_names))}")
+        if name and name != model:
+            raise InvalidRequestError(f"lora_name {name!r}: model names another adapter, {model!r}")
+        return adapter
     if not name:
         return None
     if not capabilities.supports_lora:

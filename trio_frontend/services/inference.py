@@ -27,7 +27,7 @@ from trio_frontend.engine.base import Capabilities, Engine, EngineError, EngineR
 from trio_frontend.protos.vllm import inference_pb2 as pb
 from trio_frontend.protos.vllm.inference_grpc import GenerateServicer, InferenceServicer
 from trio_frontend.services import structured_outputs
-from trio_frontend.services.conversion import GenerationPlan, check_model, convert, resolve_lora
+from trio_frontend.services.conversion import GenerationPlan, convert, resolve_lora
 from trio_frontend.services.delivery import Delivery, PromptMessage, Sender, TokenMessages, collect
 from trio_frontend.services.errors import InvalidRequestError, as_status
 from trio_frontend.services.lora import LoraRegistry
@@ -114,13 +114,12 @@ class InferenceService:
 
     async def _plan(self, message: pb.GenerateRequest, call: Call) -> GenerationPlan:
         """Everything that can refuse a request. Raises RequestError, EngineUnavailableError."""
-        check_model(message.model, self._names)
         capabilities = self._engine.capabilities
         if capabilities.max_model_len < 1:
             raise EngineUnavailableError(
                 f"the engine is not ready: {self._engine.health.value.detail or 'no handshake yet'}"
             )
-        lora = resolve_lora(message.lora_name, capabilities, self._loras)
+        lora = resolve_lora(message.model, message.lora_name, self._names, capabilities, self._loras)
         constraint = structured_outputs.constraint_of(message.decoding, self._backend)
         plan = convert(
             message,
