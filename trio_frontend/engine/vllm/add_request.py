@@ -11,9 +11,10 @@ from __future__ import annotations
 import array
 import math
 from collections.abc import Iterable, Mapping
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
+import numpy as np
 
 from trio_frontend.engine.base import EngineInfo, EngineRequest, LoraRequest, SamplingParams, StructuredOutput
 from trio_frontend.engine.vllm import wire
@@ -28,6 +29,8 @@ MAX_LOGPROB_TOKEN_IDS: Final = 128
 
 MAX_DEPTH: Final = 64
 """Nesting of maps and arrays in free-form values; msgspec itself gives up at Python's recursion limit."""
+
+TokenIds = list[Annotated[int, msgspec.Meta(ge=0, lt=2**31)]]
 
 INT64: Final = range(-(2**63), 2**63)
 BACKENDS: Final = ("xgrammar", "guidance", "outlines", "lm-format-enforcer")
@@ -193,18 +196,17 @@ def _optional_token_ids(name: str, ids: Iterable[int] | None) -> list[int] | Non
 
 
 def _token_ids(name: str, ids: Iterable[int], *, empty: bool = False) -> list[int]:
-    """As a list of ints that fit int32, as an engine's tensors do. The array checks type and range at C speed."""
-    if isinstance(ids, bytes | bytearray):
-        raise ValueError(f"{name} is of type {type(ids).__name__}")
-    try:
-        checked = array.array("i", ids).tolist()
-    except (TypeError, OverflowError) as error:
-        raise ValueError(f"{name}: {error}") from None
-    if not checked and not empty:
+    """As a list of ints that fit int32, as an engine's tensors do; checked at C speed, a prompt may be long."""
+    if not isinstance(ids, list | tuple):
+        ids = ids.tolist() if isinstance(ids, np.ndarray | array.array) else list(ids)
+    if not ids:
+        if empty:
+            return []
         raise ValueError(f"{name} is empty")
-    if checked and min(checked) < 0:
-        raise ValueError(f"{name} has the token id {min(checked)}")
-    return checked
+    try:
+        return msgspec.convert(ids, TokenIds)
+    except msgspec.ValidationError as error:
+        raise ValueError(f"{name}: {error}") from None
 
 
 def _trace_headers(headers: Mapping[str, str] | None) -> dict[str, str] | None:

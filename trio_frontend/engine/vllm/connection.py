@@ -33,7 +33,7 @@ from trio_frontend.engine.outputs import RequestOutputs
 from trio_frontend.engine.vllm import wire
 from trio_frontend.engine.vllm.balancing import Load
 from trio_frontend.engine.vllm.health import Activity, PeerWatch
-from trio_frontend.engine.vllm.transport import Monitor, Socket
+from trio_frontend.engine.vllm.transport import Monitor, Socket, source_fd
 from trio_frontend.engine.vllm.utility import PendingCall, PendingCalls
 
 __all__ = ["Addresses", "EngineConnection", "Heartbeats", "Owner", "Step"]
@@ -296,7 +296,7 @@ class EngineConnection:
             except wire.WireError as error:
                 self.fail(EngineState.UNHEALTHY, str(error))
                 return
-            self._input_peers.engine_fd = frames[1].get(zmq.SRCFD)
+            self._input_peers.engine_fd = source_fd(frames[1])
             self.done(Step.READY_RESPONSE)
 
     async def _watch_input(self) -> None:
@@ -337,7 +337,7 @@ class EngineConnection:
         """Take one message in. The number of outputs in it, at least 1."""
         frame = frames[0]
         if self._output_peers.engine_fd is None:
-            self._output_peers.engine_fd = frame.get(zmq.SRCFD)
+            self._output_peers.engine_fd = source_fd(frame)
         if len(frame) == len(wire.ENGINE_CORE_DEAD) and frame.bytes == wire.ENGINE_CORE_DEAD:
             self.fail(EngineState.UNHEALTHY, "the engine said that it is dead")
             return 1

@@ -13,14 +13,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Any
 
 import trio
 import zmq
 
 from trio_frontend.engine.vllm import wire
 from trio_frontend.engine.vllm.connection import EngineConnection, Step
-from trio_frontend.engine.vllm.transport import Monitor, Socket
+from trio_frontend.engine.vllm.transport import Monitor, Socket, source_address, source_fd
 
 __all__ = ["Handshake"]
 
@@ -48,7 +47,7 @@ class Handshake:
         self._reconnect = reconnect
         self._lives: dict[int, EngineConnection] = {}
         self._waiting: dict[int, str | None] = {}
-        self._fds: dict[int, int] = {}
+        self._fds: dict[int, int | None] = {}
         self.strangers: list[str] = []
         self._socket = Socket(context, zmq.ROUTER)
         # A restarted engine takes over the identity of the one that its predecessor's connection may still hold.
@@ -99,8 +98,8 @@ class Handshake:
                 self._stranger(f"rank {rank}: {error}")
                 return
             if message.status == "HELLO":
-                self._fds[rank] = frames[1].get(zmq.SRCFD)
-                self._hello(rank, _peer_address(frames[1]))
+                self._fds[rank] = source_fd(frames[1])
+                self._hello(rank, source_address(frames[1]))
             elif message.status == "READY":
                 self._ready(rank)
             else:
@@ -157,11 +156,3 @@ class Handshake:
                     life = self._lives.get(rank)
                     if life is not None and Step.READY in life.missing and life.starting:
                         logger.warning("rank %d closed its handshake connection before it was ready", rank)
-
-
-def _peer_address(frame: zmq.Frame) -> str | None:
-    try:
-        address: Any = frame.get("Peer-Address")
-    except zmq.ZMQError:  # not a TCP connection
-        return None
-    return str(address) or None

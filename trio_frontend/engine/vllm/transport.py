@@ -21,12 +21,18 @@ from typing import Final
 import trio
 import zmq
 
-__all__ = ["Frames", "Monitor", "MonitorEvent", "Socket", "open_context"]
+__all__ = ["Frames", "Monitor", "MonitorEvent", "Socket", "open_context", "source_address", "source_fd"]
 
 Frames = Sequence[bytes | memoryview]
 
 TERM_TIMEOUT: Final = 2.0
 """Seconds that closing a context may take: longer than any socket's linger."""
+
+# As plain ints: pyzmq's are enums, whose arithmetic costs more than the calls they go to.
+EVENTS: Final = int(zmq.EVENTS)
+POLLIN: Final = int(zmq.POLLIN)
+NOBLOCK: Final = int(zmq.NOBLOCK)
+NOBLOCK_SNDMORE: Final = int(zmq.NOBLOCK | zmq.SNDMORE)
 
 MONITORED: Final = zmq.EVENT_ACCEPTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
 
@@ -87,14 +93,14 @@ class Socket:
 
     def readable(self) -> bool:
         """A message waits."""
-        return bool(self._number(zmq.EVENTS) & zmq.POLLIN)
+        return bool(self._number(EVENTS) & POLLIN)
 
     def take(self) -> list[zmq.Frame]:
         """The frames of one message; only when ``readable``."""
-        frame = self.zmq.recv(zmq.NOBLOCK, copy=False)
+        frame = self.zmq.recv(NOBLOCK, copy=False)
         frames = [frame]
         while frame.more:
-            frame = self.zmq.recv(zmq.NOBLOCK, copy=False)
+            frame = self.zmq.recv(NOBLOCK, copy=False)
             frames.append(frame)
         return frames
 
@@ -110,9 +116,13 @@ class Socket:
         await trio.lowlevel.wait_readable(self.fd)
 
     def send_nowait(self, frames: Frames) -> None:
-        """Queue one message. trio.WouldBlock if the peer's queue is full; OSError (EHOSTUNREACH) if a ROUTER has no such peer."""
+        """Queue one message; ZeroMQ takes or refuses it as a whole. trio.WouldBlock if the peer's queue is full; OSError (EHOSTUNREACH) if a ROUTER has no such peer."""
+        *more, last = frames
+        send = self.zmq.send
         try:
-            self.zmq.send_multipart(frames, zmq.NOBLOCK)
+            for frame in more:
+                send(frame, NOBLOCK_SNDMORE)
+            send(last, NOBLOCK)
         except zmq.Again:
             raise trio.WouldBlock from None
         except zmq.ZMQError as error:
@@ -160,6 +170,22 @@ class Monitor(trio.abc.ReceiveChannel[MonitorEvent]):
     async def aclose(self) -> None:
         self.close()
         await trio.lowlevel.checkpoint()
+
+
+def source_fd(frame: zmq.Frame) -> int | None:
+    """The file descriptor of the connection that a message came by, as its monitor events name it; None if ZeroMQ does not say."""
+    try:
+        return int(frame.get(zmq.SRCFD))
+    except zmq.ZMQError:
+        return None
+
+
+def source_address(frame: zmq.Frame) -> str | None:
+    """The IP address that a message came from; None if it did not come over TCP."""
+    try:
+        return str(frame.get("Peer-Address")) or None
+    except zmq.ZMQError:
+        return None
 
 
 def _is_ipv6(address: str) -> bool:

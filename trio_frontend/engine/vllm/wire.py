@@ -12,7 +12,6 @@ Written against vLLM 0.32 and 0.33 (``vllm/v1/engine/__init__.py``, ``vllm/v1/se
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, Protocol
 
@@ -247,19 +246,16 @@ def _array(value: Any, frames: Sequence[Frame], ndim: int) -> np.ndarray:
     """``[dtype, shape, data]``: data are raw bytes, or the index of the frame that holds them (the body is frame 0)."""
     try:
         dtype_name, shape, data = value
-        dtype = _DTYPES[dtype_name]
-        if len(shape) != ndim or not all(type(n) is int and n >= 0 for n in shape):
-            raise WireError(f"an array of {ndim} dimensions was expected, not of shape {shape}")
-        if isinstance(data, int):
+        if type(data) is int:
             if not 0 < data < len(frames):
                 raise WireError(f"auxiliary frame {data} of a message of {len(frames)} frames")
             data = frames[data].buffer
-        view = memoryview(data)
-        if view.nbytes != math.prod(shape) * dtype.itemsize:
-            raise WireError(f"an array of {dtype_name} {shape} in {view.nbytes} bytes")
-        return np.frombuffer(view, dtype).reshape(shape)
+        array = np.ndarray(shape, _DTYPES[dtype_name], data)
+        if array.ndim != ndim or array.nbytes != len(data):
+            raise WireError(f"an array of {ndim} dimensions was expected, not {dtype_name} {shape} in {len(data)} bytes")
     except (TypeError, ValueError, KeyError) as error:
         raise WireError(f"not an array that is understood: {error!r}") from error
+    return array
 
 
 def logprobs_of(value: Sequence[Any], frames: Sequence[Frame]) -> LogprobsLists:
