@@ -163,9 +163,9 @@ def test_json_object_is_a_flag() -> None:
 
 
 def test_choice_is_a_grammar_for_xgrammar() -> None:
-    constraint = StructuredOutput("choice", ("yes", 'a "quoted" \\ one', "tab\tand\nline", "\x00\x7f", "naïve 🙂"))
+    constraint = StructuredOutput("choice", ("yes", 'a "quoted" \\ one', "tab\tand\nline", "\x00\x7f", "naïve 🙂", ""))
     assert sampled(structured_output=constraint)["structured_outputs"] == {
-        "grammar": r'root ::= "yes" | "a \"quoted\" \\ one" | "tab\u0009and\u000aline" | "\u0000\u007f" | "naïve 🙂"',
+        "grammar": r'root ::= "yes" | "a \"quoted\" \\ one" | "tab\u0009and\u000aline" | "\u0000\u007f" | "naïve 🙂" | ""',
         "_backend": "xgrammar",
     }
 
@@ -190,7 +190,7 @@ def test_an_empty_regex_is_one() -> None:
         StructuredOutput("structural_tag", ""),
         StructuredOutput("json", None),
         StructuredOutput("choice", ()),
-        StructuredOutput("choice", ("a", "")),
+        StructuredOutput("choice", ("a", 5)),  # type: ignore[arg-type]
         StructuredOutput("choice", "abc"),
         StructuredOutput("regex", "a\0b"),
         StructuredOutput("json", "{}", "no such backend"),

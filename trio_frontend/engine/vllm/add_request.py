@@ -134,7 +134,9 @@ def _structured_output(constraint: StructuredOutput | None) -> dict[str, Any] | 
     if kind == "choice":
         if isinstance(value, str) or not value:
             raise ValueError("structured_output: choice needs at least one string")
-        choices = [_string("choice", choice) for choice in value]
+        choices = [choice for choice in value if isinstance(choice, str)]
+        if len(choices) < len(value):
+            raise ValueError("structured_output: every choice must be a string")
         if backend == "xgrammar":
             # 0.32's xgrammar backend has no choice, 0.33's has: a grammar works in both.
             return {"grammar": _choice_grammar(choices), "_backend": backend}
