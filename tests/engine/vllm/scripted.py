@@ -129,7 +129,10 @@ class ScriptedCore:
 
     def send(self, *outputs: Sequence[Any], stats: dict[str, Any] | None = None, utility: Any = None) -> None:
         """One step's message. An output is [request_id, [token ids], ...] as on the wire."""
-        self.send_frames(encode([self.rank, outputs, stats, 1.0, utility]))
+        self.send_frames(self.encoded(*outputs, stats=stats, utility=utility))
+
+    def encoded(self, *outputs: Sequence[Any], stats: dict[str, Any] | None = None, utility: Any = None) -> bytes:
+        return encode([self.rank, outputs, stats, 1.0, utility])
 
     def send_frames(self, *frames: bytes) -> None:
         self.outputs[0].send_multipart(frames)

@@ -6,15 +6,25 @@
 from __future__ import annotations
 
 from trio_frontend.engine.vllm.client import MissingStep, VllmEngine, VllmOptions
-from trio_frontend.engine.vllm.opening import EngineStartError, launch_engine, open_engine, start_engine, wait_started
+from trio_frontend.engine.vllm.connection import Addresses
+from trio_frontend.engine.vllm.opening import (
+    EngineStartError,
+    join_engines,
+    launch_engine,
+    open_engine,
+    start_engine,
+    wait_started,
+)
 from trio_frontend.engine.vllm.process import VllmNotFoundError
 
 __all__ = [
+    "Addresses",
     "EngineStartError",
     "MissingStep",
     "VllmEngine",
     "VllmNotFoundError",
     "VllmOptions",
+    "join_engines",
     "launch_engine",
     "open_engine",
     "start_engine",

@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import trio
@@ -27,12 +28,14 @@ from trio_frontend.engine.base import (
     UtilityCallError,
 )
 from trio_frontend.engine.outputs import RequestOutputs
+from trio_frontend.engine.vllm import wire
 from trio_frontend.engine.vllm.add_request import encode_add
 from trio_frontend.engine.vllm.balancing import Balancer
-from trio_frontend.engine.vllm.connection import EngineConnection, Heartbeats, Step
+from trio_frontend.engine.vllm.connection import Addresses, EngineConnection, Heartbeats, Step
 from trio_frontend.engine.vllm.endpoints import Endpoints
 from trio_frontend.engine.vllm.handshake import Handshake
-from trio_frontend.engine.vllm.health import HealthBoard, watch_stall
+from trio_frontend.engine.vllm.health import HealthBoard
+from trio_frontend.engine.vllm.joining import Joining
 from trio_frontend.engine.vllm.utility import PendingCall
 
 __all__ = ["MissingStep", "VllmEngine", "VllmOptions"]
@@ -46,22 +49,24 @@ STEPS = (Step.HELLO, Step.READY_RESPONSE, Step.OUTPUT_CONNECTION, Step.READY)
 class VllmOptions:
     """Knobs of the engine client. Times are in seconds.
 
-    ``data_parallel_size``: engine cores to wait for. ``client_index``: this frontend's place among several that share the
-    engines. ``advertise_host``: the address of this machine that engines are given; None: the host they said HELLO to.
+    ``data_parallel_size``: engine cores to wait for. ``advertise_host``: the address of this machine that engines are given; None: the host they said HELLO to.
     ``heartbeat_interval`` and ``heartbeat_timeout``: how soon a vanished host is noticed (their sum, at the latest). An engine
     that is out of reach for longer is taken for lost, so a network that stalls wants larger ones.
     ``stall_timeout``: requests run and nothing comes for so long: NOT_SERVING until something does; None: never.
+    ``client_index``: this frontend's place among several that share the engines; ``other_frontends``: where those others meet
+    the engines, in the order of their places, each with its addresses by rank (only for the one that does the handshake).
     ``max_logprobs`` and ``supports_multimodal`` are what an engine does not say of itself (vLLM's --max-logprobs, the model).
     """
 
     data_parallel_size: int = 1
-    client_index: int = 0
     advertise_host: str | None = None
     engine_reconnect: bool = True
     heartbeat_interval: float = 0.2
     heartbeat_timeout: float = 0.6
     stall_timeout: float | None = None
     utility_timeout: float = 60.0
+    client_index: int = 0
+    other_frontends: tuple[tuple[Addresses, ...], ...] = ()
     max_logprobs: int = 20
     supports_multimodal: bool = False
 
@@ -70,6 +75,11 @@ class VllmOptions:
             raise ValueError(f"data_parallel_size is {self.data_parallel_size}, it must be from 1 to 65536")
         if self.client_index < 0:
             raise ValueError(f"client_index is {self.client_index}, it must not be negative")
+        for addresses in self.other_frontends:
+            if len(addresses) != self.data_parallel_size:
+                raise ValueError(
+                    f"other_frontends has {len(addresses)} pairs of addresses for {self.data_parallel_size} engines"
+                )
         for name in ("heartbeat_interval", "heartbeat_timeout", "utility_timeout", "stall_timeout"):
             value = getattr(self, name)
             if value is not None and not value > 0:
@@ -91,17 +101,9 @@ class MissingStep:
 class VllmEngine(Engine):
     """Engine cores over ZeroMQ. Made by :func:`open_engine`, which closes it."""
 
-    def __init__(
-        self,
-        context: zmq.Context[zmq.Socket[bytes]],
-        nursery: trio.Nursery,
-        handshake_address: str,
-        endpoints: Endpoints,
-        options: VllmOptions,
-    ) -> None:
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], nursery: trio.Nursery, options: VllmOptions) -> None:
         self._context = context
         self._nursery = nursery
-        self._endpoints = endpoints
         self._options = options
         self._ranks = range(options.data_parallel_size)
         self._board = HealthBoard(self._ranks)
@@ -114,44 +116,62 @@ class VllmEngine(Engine):
         self.health: AsyncValue[EngineHealth] = self._board.value
         self.changed = trio.Event()
         """Is set, and replaced, when ``missing`` may have changed."""
-        self._handshake = Handshake(
-            context, handshake_address, self._ranks, self._connect, reconnect=options.engine_reconnect
-        )
+        self._members: Handshake | Joining
         self._capabilities = Capabilities(
             0, (), supports_multimodal=options.supports_multimodal, max_logprobs=options.max_logprobs
         )
 
+    def listen(self, handshake_address: str, endpoints: Endpoints) -> None:
+        """Take in the engines that say HELLO to ``handshake_address``. OSError if it cannot be bound."""
+        if self._options.client_index > len(self._options.other_frontends):
+            raise ValueError(f"client_index is {self._options.client_index}, and other_frontends are fewer")
+        self._members = Handshake(
+            self._context,
+            handshake_address,
+            self._ranks,
+            partial(self._connect, endpoints),
+            reconnect=self._options.engine_reconnect,
+        )
+        self._nursery.start_soon(self._members.run)
+
+    def join(self, addresses: Sequence[Addresses]) -> None:
+        """Take in the engines that were told ``addresses``, one pair for each rank. OSError if one cannot be bound."""
+        if len(addresses) != len(self._ranks):
+            raise ValueError(f"there are {len(addresses)} pairs of addresses for {len(self._ranks)} engines")
+        steps = (Step.READY_RESPONSE, Step.OUTPUT_CONNECTION)
+        open_life = partial(self._open_life, steps=steps)
+        self._members = Joining(addresses, open_life, reconnect=self._options.engine_reconnect)
+        self._nursery.start_soon(self._members.run)
+
     @property
     def handshake_address(self) -> str:
-        """Where engines say HELLO, with the port that the system chose if none was named."""
-        return self._handshake.address
-
-    async def run(self) -> None:
-        """Take engines in, for ever. The sockets are closed when this is cancelled."""
-        try:
-            await self._handshake.run()
-        finally:
-            self._handshake.close()
+        """Where engines say HELLO, with the port that the system chose if none was named; or where they join without."""
+        return self._members.address
 
     # Lives.
 
-    def _connect(self, rank: int, peer: str | None) -> tuple[EngineConnection, bytes]:
+    def _connect(self, endpoints: Endpoints, rank: int, peer: str | None) -> tuple[EngineConnection, bytes]:
+        life = self._open_life(rank, endpoints.bind(rank, self._epochs[rank] + 1), STEPS)
+        self._nursery.start_soon(life.run)
+        told = [others[rank] for others in self._options.other_frontends]
+        told.insert(self._options.client_index, endpoints.told(life.addresses, peer))
+        return life, wire.encode_init([pair.input for pair in told], [pair.output for pair in told])
+
+    def _open_life(self, rank: int, bind: Addresses, steps: Sequence[Step]) -> EngineConnection:
         self._epochs[rank] += 1
         options = self._options
         life = EngineConnection(
             self._context,
             rank,
             self._epochs[rank],
-            self._endpoints.bind(rank, self._epochs[rank]),
+            bind,
             heartbeats=Heartbeats(options.heartbeat_interval, options.heartbeat_timeout),
-            missing=STEPS,
+            stall_timeout=options.stall_timeout,
+            missing=steps,
             owner=self,
         )
         self._lives[rank] = life
-        self._nursery.start_soon(life.run)
-        if options.stall_timeout is not None:
-            self._nursery.start_soon(self._watch_stall, life, options.stall_timeout)
-        return life, self._endpoints.answer(rank, life.addresses, peer)
+        return life
 
     def step_done(self, life: EngineConnection) -> None:
         self._change()
@@ -177,19 +197,17 @@ class VllmEngine(Engine):
         else:
             self._board.failed(life.rank, state, detail)
         self._change()
-        self._handshake.life_ended(life.rank)
+        self._members.life_ended(life.rank)
 
     def _change(self) -> None:
         changed, self.changed = self.changed, trio.Event()
         changed.set()
 
-    async def _watch_stall(self, life: EngineConnection, timeout: float) -> None:
-        await watch_stall(
-            life.activity,
-            timeout,
-            lambda detail: self._board.stalled(life.rank, detail),
-            lambda: self._board.flowing(life.rank),
-        )
+    def stalled(self, life: EngineConnection, detail: str) -> None:
+        self._board.stalled(life.rank, detail)
+
+    def flowing(self, life: EngineConnection) -> None:
+        self._board.flowing(life.rank)
 
     def fail_all(self, state: EngineState, detail: str) -> None:
         """Every engine is gone at once: the process that ran them has ended."""
@@ -217,7 +235,11 @@ class VllmEngine(Engine):
     @property
     def strangers(self) -> Sequence[str]:
         """What came to the handshake address lately and was no engine of ours."""
-        return tuple(self._handshake.strangers)
+        return tuple(self._members.strangers)
+
+    def reported_requests(self) -> dict[int, tuple[int, int]]:
+        """By rank, how many requests each engine that serves said last that it runs, and how many wait there."""
+        return {life.rank: (life.load.running, life.load.waiting) for life in self._serving}
 
     # Engine.
 

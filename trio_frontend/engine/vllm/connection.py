@@ -32,7 +32,7 @@ from trio_frontend.engine.base import (
 from trio_frontend.engine.outputs import RequestOutputs
 from trio_frontend.engine.vllm import wire
 from trio_frontend.engine.vllm.balancing import Load
-from trio_frontend.engine.vllm.health import Activity, PeerWatch
+from trio_frontend.engine.vllm.health import Activity, PeerWatch, watch_stall
 from trio_frontend.engine.vllm.transport import Monitor, Socket, source_fd
 from trio_frontend.engine.vllm.utility import PendingCall, PendingCalls
 
@@ -92,6 +92,12 @@ class Owner(Protocol):
     def failed(self, life: EngineConnection, state: EngineState, detail: str) -> None:
         """``life`` is over. Its requests are still open."""
 
+    def stalled(self, life: EngineConnection, detail: str) -> None:
+        """Requests run there and nothing comes."""
+
+    def flowing(self, life: EngineConnection) -> None:
+        """A stall is over."""
+
 
 class EngineConnection:
     """See the module. ``run`` is its task; everything else is called from the same Trio run.
@@ -107,6 +113,7 @@ class EngineConnection:
         bind: Addresses,
         *,
         heartbeats: Heartbeats,
+        stall_timeout: float | None,
         missing: Sequence[Step],
         owner: Owner,
     ) -> None:
@@ -120,6 +127,7 @@ class EngineConnection:
         self.missing: dict[Step, float] = dict.fromkeys(missing, trio.current_time())
         self.failure: str | None = None
         self._owner = owner
+        self._stall_timeout = stall_timeout
         self._requests: dict[str, RequestOutputs] = {}
         self._aborts: list[str] = []
         self._abort_wanted = trio.Event()
@@ -141,7 +149,7 @@ class EngineConnection:
         try:
             self.addresses = Addresses(self._input.bind(bind.input), self._output.bind(bind.output))
         except OSError:
-            self._close(linger=0.0)
+            self.close()
             raise
 
     def __repr__(self) -> str:
@@ -171,6 +179,7 @@ class EngineConnection:
                 nursery.start_soon(self._watch_input)
                 nursery.start_soon(self._watch_output)
                 nursery.start_soon(self._send_aborts)
+                nursery.start_soon(self._watch_stall)
                 await self._ended.wait()
                 nursery.cancel_scope.cancel()
         finally:
@@ -178,7 +187,7 @@ class EngineConnection:
                 self._aborts.extend(self._requests)
                 self._end_all("the engine's client was closed")
                 self._try_send_aborts()
-            self._close(linger=0.0 if self.failure else LINGER)
+            self.close(0.0 if self.failure else LINGER)
 
     def end(self) -> None:
         """End this life without calling it a failure: it never served, or the client is closing."""
@@ -205,7 +214,8 @@ class EngineConnection:
             outputs.close_with_error(EngineError(f"engine failed during generation: {reason}"))
         self.calls.fail_all(reason)
 
-    def _close(self, linger: float) -> None:
+    def close(self, linger: float = 0.0) -> None:
+        """Close the sockets. ``run`` does so in its end; this is for a life that never ran."""
         self._input_monitor.close()
         self._output_monitor.close()
         self._input.close(linger)
@@ -313,6 +323,13 @@ class EngineConnection:
                 self._lost()
             elif self._output_peers.connected:
                 self.done(Step.OUTPUT_CONNECTION)
+
+    async def _watch_stall(self) -> None:
+        if self._stall_timeout is not None:
+            owner = self._owner
+            await watch_stall(
+                self.activity, self._stall_timeout, lambda detail: owner.stalled(self, detail), lambda: owner.flowing(self)
+            )
 
     def _lost(self) -> None:
         """Its connection went: hear what it said before, which may say more than that."""

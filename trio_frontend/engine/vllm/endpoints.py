@@ -7,7 +7,6 @@ import pathlib
 import socket
 from typing import Final, Protocol
 
-from trio_frontend.engine.vllm import wire
 from trio_frontend.engine.vllm.connection import Addresses
 
 __all__ = ["Endpoints", "IpcEndpoints", "TcpEndpoints", "parse_tcp"]
@@ -19,8 +18,8 @@ class Endpoints(Protocol):
     def bind(self, rank: int, epoch: int) -> Addresses:
         """What the sockets of a new life bind to."""
 
-    def answer(self, rank: int, bound: Addresses, peer: str | None) -> bytes:
-        """The answer to HELLO from ``peer`` (an IP address), for a life that is bound to ``bound``."""
+    def told(self, bound: Addresses, peer: str | None) -> Addresses:
+        """What an engine at ``peer`` (an IP address) is told of a life that is bound to ``bound``."""
 
 
 class IpcEndpoints:
@@ -32,8 +31,8 @@ class IpcEndpoints:
     def bind(self, rank: int, epoch: int) -> Addresses:
         return Addresses(*(f"ipc://{self._directory}/{rank}.{epoch}.{end}" for end in ("in", "out")))
 
-    def answer(self, rank: int, bound: Addresses, peer: str | None) -> bytes:
-        return wire.encode_init([bound.input], [bound.output])
+    def told(self, bound: Addresses, peer: str | None) -> Addresses:
+        return bound
 
 
 class TcpEndpoints:
@@ -46,11 +45,11 @@ class TcpEndpoints:
     def bind(self, rank: int, epoch: int) -> Addresses:
         return Addresses(f"tcp://{_bracketed(self._host)}:*", f"tcp://{_bracketed(self._host)}:*")
 
-    def answer(self, rank: int, bound: Addresses, peer: str | None) -> bytes:
+    def told(self, bound: Addresses, peer: str | None) -> Addresses:
         host = self._advertise_host
         if host is None:
             host = _own_address_towards(peer) if self._host in WILDCARDS else self._host
-        return wire.encode_init([_with_host(bound.input, host)], [_with_host(bound.output, host)])
+        return Addresses(_with_host(bound.input, host), _with_host(bound.output, host))
 
 
 def parse_tcp(address: str) -> tuple[str, str]:

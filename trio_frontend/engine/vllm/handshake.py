@@ -29,8 +29,8 @@ logger = logging.getLogger(__name__)
 class Handshake:
     """The handshake socket and what was heard there. ``run`` is its task.
 
-    ``connect(rank, peer)`` makes a connection for a new life and returns it with the encoded answer to HELLO; ``peer`` is
-    the engine's IP address, None where there is none. ``reconnect`` False: each rank has one life only.
+    ``connect(rank, peer)`` begins a new life and returns it with the encoded answer to HELLO; ``peer`` is the engine's IP
+    address, None where there is none. ``reconnect`` False: each rank has one life only.
     """
 
     def __init__(
@@ -65,11 +65,15 @@ class Handshake:
         self._socket.close()
 
     async def run(self) -> None:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._watch)
-            while True:
-                self._handle_waiting()
-                await self._socket.wait()
+        """Take engines in, for ever. The socket is closed when this is cancelled."""
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._watch)
+                while True:
+                    self._handle_waiting()
+                    await self._socket.wait()
+        finally:
+            self.close()
 
     def _handle_waiting(self) -> None:
         while self._socket.readable():

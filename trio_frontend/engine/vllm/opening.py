@@ -13,12 +13,13 @@ import trio
 
 from trio_frontend.engine.base import EngineState
 from trio_frontend.engine.vllm.client import MissingStep, VllmEngine, VllmOptions
+from trio_frontend.engine.vllm.connection import Addresses
 from trio_frontend.engine.vllm.endpoints import Endpoints, IpcEndpoints, TcpEndpoints, parse_tcp
 from trio_frontend.engine.vllm.nursery import quiet_nursery
 from trio_frontend.engine.vllm.process import EngineProcess, engine_command, find_vllm, run_process
 from trio_frontend.engine.vllm.transport import open_context
 
-__all__ = ["EngineStartError", "Progress", "launch_engine", "open_engine", "start_engine", "wait_started"]
+__all__ = ["EngineStartError", "Progress", "join_engines", "launch_engine", "open_engine", "start_engine", "wait_started"]
 
 logger = logging.getLogger(__name__)
 
@@ -66,8 +67,22 @@ async def start_engine(*, handshake_address: str, options: VllmOptions | None = 
             endpoints: Endpoints = IpcEndpoints(pathlib.Path(directory))
         else:
             endpoints = TcpEndpoints(parse_tcp(handshake_address)[0], options.advertise_host)
-        async with _client(handshake_address, endpoints, options) as engine:
+        async with _client(options) as engine:
+            engine.listen(handshake_address, endpoints)
+            logger.info("waiting for %d engine(s) at %s", options.data_parallel_size, engine.handshake_address)
             yield engine
+
+
+@asynccontextmanager
+async def join_engines(addresses: Sequence[Addresses], *, options: VllmOptions | None = None) -> AsyncIterator[VllmEngine]:
+    """Engines that another process does the handshake with: one frontend of several, by ``options.client_index``.
+
+    ``addresses`` are bound here, a pair for each rank; that process has them in its ``VllmOptions.other_frontends``. Entered at
+    once, as :func:`start_engine` is.
+    """
+    async with _client(options if options is not None else VllmOptions()) as engine:
+        engine.join(addresses)
+        yield engine
 
 
 @asynccontextmanager
@@ -92,7 +107,8 @@ async def launch_engine(
     options = options if options is not None else VllmOptions()
     command = find_vllm(vllm)
     with tempfile.TemporaryDirectory(prefix="trio-frontend-") as directory:
-        async with _client("tcp://127.0.0.1:*", IpcEndpoints(pathlib.Path(directory)), options) as engine:
+        async with _client(options) as engine:
+            engine.listen("tcp://127.0.0.1:*", IpcEndpoints(pathlib.Path(directory)))
             port = int(parse_tcp(engine.handshake_address)[1])
             argv = engine_command(command, model, port, options.data_parallel_size, arguments)
             async with run_process(argv, stop_timeout=stop_timeout) as process, quiet_nursery() as nursery:
@@ -109,13 +125,10 @@ async def launch_engine(
 
 
 @asynccontextmanager
-async def _client(address: str, endpoints: Endpoints, options: VllmOptions) -> AsyncIterator[VllmEngine]:
+async def _client(options: VllmOptions) -> AsyncIterator[VllmEngine]:
     async with open_context() as context, quiet_nursery() as nursery:
-        engine = VllmEngine(context, nursery, address, endpoints, options)
-        nursery.start_soon(engine.run)
-        logger.info("waiting for %d engine(s) at %s", options.data_parallel_size, engine.handshake_address)
         try:
-            yield engine
+            yield VllmEngine(context, nursery, options)
         finally:
             nursery.cancel_scope.cancel()
 
