@@ -150,6 +150,29 @@ async def test_an_interceptor_may_wait_and_is_cancelled_like_the_handler() -> No
         assert ended == ["Cancelled"]
 
 
+async def test_a_client_that_leaves_while_an_interceptor_is_left_is_noticed() -> None:
+    ended = []
+
+    @asynccontextmanager
+    async def slow(call: rpc.Call) -> AsyncIterator[None]:
+        yield
+        try:
+            await trio.sleep_forever()
+        except trio.Cancelled:
+            ended.append(call.status)
+            raise
+
+    statuses = Statuses()
+    async with serving(service(echo), interceptors=[statuses, slow]) as serve:
+        client = await serve.connect()
+        stream_id = await client.open(b"")
+        await trio.testing.wait_all_tasks_blocked()
+        await client.send(wire.rst_stream(stream_id))
+        await trio.testing.wait_all_tasks_blocked()
+        assert len(ended) == 1
+        assert serve.server.running_handlers == 0
+
+
 async def test_interceptors_run_around_streams_too() -> None:
     async def two(message: BytesValue, request: rpc.Call) -> None:
         await request.send(value(b"1"))

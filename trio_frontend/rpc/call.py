@@ -121,7 +121,7 @@ class Call(CallStream):
 
     def end(self, status: Status) -> None:
         """End the call with ``status`` as soon as its handler has unwound. The first status given stands."""
-        if self._ordered is None and self.status is None:
+        if self._ordered is None and self._open:
             self._ordered = status
             self._scope.cancel()
 
@@ -132,7 +132,7 @@ class Call(CallStream):
 
     def end_now(self) -> None:
         """Send the status that the call was told to end with, without waiting any longer for its handler."""
-        if self.status is None and self._ordered is not None:
+        if self._open and self._ordered is not None:
             self._finish(self._ordered, None)
 
     @property
