@@ -165,6 +165,18 @@ class TestSending:
         assert client.send(window_update(0, 5)) == [http2.WindowUpdated(0)]
         assert client.connection.sendable(1) == 5
 
+    def test_only_a_window_that_opens_is_told(self, client: Client) -> None:
+        """A client may update windows at will; nobody waits for a window that is open."""
+        client.open(3)
+        assert client.send(window_update(1, 5), window_update(0, 5), settings([(INITIAL_WINDOW_SIZE, 65_540)])) == []
+        client.connection.send_data(1, b"x" * 65_540)
+        assert client.connection.sendable(3) == 0
+        assert client.send(window_update(1, 1)) == []
+        assert client.send(window_update(0, 1), window_update(0, 1)) == [http2.WindowUpdated(0)]
+        assert client.connection.sendable(3) == 2
+        client.send(settings([(INITIAL_WINDOW_SIZE, 0)]))
+        assert client.send(settings([(INITIAL_WINDOW_SIZE, 1)])) == [http2.WindowUpdated(3)]
+
     def test_a_lowered_initial_window_may_make_windows_negative(self, client: Client) -> None:
         client.connection.send_data(1, b"x" * 1_000)
         client.sent()
@@ -173,9 +185,9 @@ class TestSending:
         assert not client.connection.try_send_message(1, b"\0\0\0\0\0", b"")
         with pytest.raises(http2.LocalProtocolError):
             client.connection.send_data(1, b"x")
-        assert client.send(window_update(1, 900)) == [http2.WindowUpdated(1)]
+        assert client.send(window_update(1, 900)) == [], "a window of 0 is not open"
         assert client.connection.sendable(1) == 0
-        assert client.send(settings([(INITIAL_WINDOW_SIZE, 200)])) == [http2.WindowUpdated(0)]
+        assert client.send(settings([(INITIAL_WINDOW_SIZE, 200)])) == [http2.WindowUpdated(1)]
         assert client.connection.sendable(1) == 100
         client.connection.send_data(1, b"x" * 100)
 
@@ -227,13 +239,13 @@ class TestWindowUpdate:
         assert client.connection.sendable(1) == 65_540
 
     def test_a_stream_window_above_the_largest_costs_the_stream(self, client: Client) -> None:
-        assert client.send(window_update(1, MAX_WINDOW - 65_535)) == [http2.WindowUpdated(1)]
+        assert client.send(window_update(1, MAX_WINDOW - 65_535)) == []
         assert client.send(window_update(1, 1)) == [http2.StreamReset(1, FLOW_CONTROL_ERROR, False)]
         assert reset_code(client.sent(), 1) == FLOW_CONTROL_ERROR
         assert client.still_serves(3)
 
     def test_a_connection_window_above_the_largest_costs_the_connection(self, client: Client) -> None:
-        assert client.send(window_update(0, MAX_WINDOW - 65_535)) == [http2.WindowUpdated(0)]
+        assert client.send(window_update(0, MAX_WINDOW - 65_535)) == []
         client.send(window_update(0, 1))
         assert client.failure() == FLOW_CONTROL_ERROR
 

@@ -6,6 +6,7 @@ import random
 
 import pytest
 from hypothesis import given
+from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from tests.rpc.http2 import fuzz
@@ -31,6 +32,7 @@ def test_200000_mutated_recordings_give_events_only() -> None:
     fuzz_inputs(1, 200_000)
 
 
+@hypothesis_settings(deadline=None)
 @given(st.binary(max_size=2_000), st.booleans(), st.integers(0, 2**32))
 def test_any_bytes_give_events_only(data: bytes, after_settings: bool, seed: int) -> None:
     fuzz.run((PREFACE + settings() if after_settings else b"") + data, random.Random(seed))
@@ -45,6 +47,7 @@ FRAMES = st.builds(
 )
 
 
+@hypothesis_settings(deadline=None)
 @given(st.lists(FRAMES, max_size=30), st.integers(0, 2**32))
 def test_any_frames_give_events_only(frames: list[bytes], seed: int) -> None:
     fuzz.run(PREFACE + settings() + b"".join(frames), random.Random(seed))

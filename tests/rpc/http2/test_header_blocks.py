@@ -8,6 +8,7 @@ import re
 import hpack
 import pytest
 from hypothesis import given
+from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from tests.rpc.http2.wire import (
@@ -225,6 +226,7 @@ BLOCKS = st.lists(
 )
 
 
+@hypothesis_settings(deadline=None)
 @given(BLOCKS)
 def test_what_another_encoder_encodes_is_decoded(
     blocks: list[tuple[list[tuple[bytes, bytes, bool]], bool, int | None]],
@@ -253,6 +255,7 @@ REPRESENTATIONS = st.one_of(
 )
 
 
+@hypothesis_settings(deadline=None)
 @given(st.lists(st.lists(REPRESENTATIONS, max_size=6).map(b"".join), max_size=4))
 def test_any_blocks_mean_what_the_library_says_they_mean(blocks: list[bytes]) -> None:
     """Up to the first that either refuses; ours alone may refuse long integers and a third table size update."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from hypothesis import given
+from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from tests.rpc.http2.wire import (
@@ -107,6 +108,7 @@ def test_messages_are_declined_while_too_much_is_unsent() -> None:
     assert client.connection.try_send_message(1, b"\0\0\0\0\x0a", b"x" * 10)
 
 
+@hypothesis_settings(deadline=None)
 @given(st.lists(st.binary(max_size=5_000), max_size=30), st.integers(0, 70_000))
 def test_the_fast_path_sends_what_the_plain_one_sends(messages: list[bytes], window: int) -> None:
     fast, plain = Client(), Client()

@@ -93,10 +93,12 @@ class Control(Outgoing):
         if stream_id == 0:
             if not increment:
                 raise ProtocolError(ErrorCode.PROTOCOL_ERROR, "WINDOW_UPDATE of 0")
-            self._send_window += increment
+            window = self._send_window
+            self._send_window = window + increment
             if self._send_window > MAX_WINDOW:
                 raise ProtocolError(ErrorCode.FLOW_CONTROL_ERROR, "connection window above 2^31-1")
-            events.append(WindowUpdated(0))
+            if window <= 0:
+                events.append(WindowUpdated(0))
             return
         stream = self._live.get(stream_id)
         if stream is None:
@@ -105,10 +107,12 @@ class Control(Outgoing):
             return
         if not increment:
             raise StreamError(stream_id, ErrorCode.PROTOCOL_ERROR, "WINDOW_UPDATE of 0")
-        stream.send_window += increment
+        window = stream.send_window
+        stream.send_window = window + increment
         if stream.send_window > MAX_WINDOW:
             raise StreamError(stream_id, ErrorCode.FLOW_CONTROL_ERROR, "stream window above 2^31-1")
-        events.append(WindowUpdated(stream_id))
+        if window <= 0 < stream.send_window:
+            events.append(WindowUpdated(stream_id))
 
     def _ping(self, flags: int, stream_id: int, payload: bytes, now: float, events: list[Event]) -> None:
         if stream_id:
@@ -165,11 +169,12 @@ class Control(Outgoing):
             return
         self._peer_initial_window = initial_window
         for stream in self._live.values():
-            stream.send_window += difference
+            window = stream.send_window
+            stream.send_window = window + difference
             if stream.send_window > MAX_WINDOW:
                 raise ProtocolError(ErrorCode.FLOW_CONTROL_ERROR, "INITIAL_WINDOW_SIZE takes a window above 2^31-1")
-        if difference > 0:
-            events.append(WindowUpdated(0))
+            if window <= 0 < stream.send_window:
+                events.append(WindowUpdated(stream.id))
 
     def _rst_stream(self, stream_id: int, payload: bytes, now: float, events: list[Event]) -> None:
         if len(payload) != 4:

@@ -60,7 +60,10 @@ class StreamReset:
 
 @dataclass(slots=True)
 class WindowUpdated:
-    """More may be sent on a stream; on any stream if `stream_id` is 0."""
+    """A window that let nothing through is open: a stream's, or, if `stream_id` is 0, the connection's.
+
+    Both must be open for `Connection.sendable` to be above 0. An update of a window that is open already is not told.
+    """
 
     stream_id: int
 

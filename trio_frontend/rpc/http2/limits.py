@@ -78,8 +78,9 @@ class Limits:
     window_updates: Rate = Rate(1_000.0, 10_000)
     """WINDOW_UPDATE frames beyond four for each HEADERS or DATA frame sent."""
 
-    ignored: Rate = Rate(100.0, 1_000)
-    """Frames that have no effect: PRIORITY, unknown types, acks of nothing, repeated GOAWAYs, resets of closed streams."""
+    ignored: Rate = Rate(1_000.0, 10_000)
+    """Frames that have no effect: PRIORITY, unknown types, acks of nothing, GOAWAYs, and HEADERS and RST_STREAM of streams that are
+    closed, which are common where calls are ended early."""
 
     def __post_init__(self) -> None:
         _check("max_concurrent_streams", self.max_concurrent_streams, 0, 2**31 - 1)
