@@ -73,7 +73,7 @@ class Server:
     """A server that runs: what :func:`serve` reports to ``nursery.start``.
 
     ``addresses`` is where it listens, each (host, port) or the path of a Unix socket; ``control_addresses`` where
-    ``vllm.Control`` does, if that has listeners of its own. ``health`` is its health service.
+    ``vllm.Control`` does, if that has listeners of its own. ``health`` is its health service, ``requests`` the live requests.
     """
 
     def __init__(self, config: ServerConfig, tls: ssl.SSLContext | None, listeners: Listeners, *, owns_engine: bool) -> None:
@@ -83,7 +83,9 @@ class Server:
         self.control_addresses: Sequence[rpc.Address] = [listener.address for listener in listeners.control or ()]
         self.engine = StartingEngine()
         """What the services see: the engine once it is open, and before that one that refuses."""
+        self.requests = RequestRegistry()
         self.engine_death: EngineHealth | None = None
+        self.listening = trio.Event()
         self.calls_ended = trio.Event()
         self.finished = trio.Event()
         self._tls = tls
@@ -145,13 +147,13 @@ class Server:
     def make_services(self, model: ModelFiles) -> None:
         """What is served, and behind which door."""
         self.served_model_names = self.config.served_model_names or (model.name,)
-        requests, loras = RequestRegistry(), LoraRegistry()
-        inference = InferenceService(self.engine, model, self.config, requests, loras)
+        loras = LoraRegistry()
+        inference = InferenceService(self.engine, model, self.config, self.requests, loras)
         control = ControlService(
             self.engine,
             model_id=model.name,
             served_names=self.served_model_names,
-            requests=requests,
+            requests=self.requests,
             loras=loras,
             request_shutdown=partial(self.begin_shutdown, "vllm.Control.Shutdown"),
             lora_path_prefixes=self.config.lora_path_prefixes,
@@ -165,7 +167,7 @@ class Server:
             common=[self.health.service],
         )
 
-    async def serve_calls(self, *, task_status: trio.TaskStatus[None]) -> None:
+    async def serve_calls(self) -> None:
         """Serve until the shutdown begins, then run it in order. Shielded: whatever ends the nursery, the order holds.
 
         Once hurried, it is bounded by LAST_ANSWERS_TIMEOUT and rpc's own ``close_timeout``.
@@ -175,7 +177,7 @@ class Server:
                 async with open_private_nursery() as nursery:
                     for door, listeners in self._doors:
                         await nursery.start(door.serve, listeners)
-                    task_status.started()
+                    self.listening.set()
                     await self._begun.wait()
                     await self._end_calls()
         finally:
@@ -245,13 +247,15 @@ async def serve(
     engine: Engine | OpenEngine,
     config: ServerConfig | None = None,
     *,
+    model: ModelFiles | None = None,
     listeners: Iterable[rpc.Listener] | None = None,
     task_status: trio.TaskStatus[Server] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Serve ``engine`` until shut down or cancelled; either way it ends in order, and nothing is left when this returns.
 
-    ``engine`` is an open one, which stays open, or what opens one, which is then this server's own. ``listeners`` take the place of
-    those that ``config`` describes (``rpc.listen_fd`` for an inherited socket; none at all for a server of streams). Meant for
+    ``engine`` is an open one, which stays open, or what opens one, which is then this server's own. ``model`` are the files that
+    ``config`` names, if they are loaded already; else a thread reads them. ``listeners`` take the place of those that ``config``
+    describes (``rpc.listen_fd`` for an inherited socket; none at all for a server of streams). Meant for
     ``server = await nursery.start(serve, engine, config)``, which returns when the engine is open.
 
     Raises OSError for an address that cannot be had, ModelFilesError and ssl.SSLError for files that cannot be read, whatever opening
@@ -264,10 +268,14 @@ async def serve(
     bound = await open_listeners(config, tls, listeners)
     server = Server(config, tls, bound, owns_engine=owns_engine)
     try:
-        server.make_services(await trio.to_thread.run_sync(load_model, config, abandon_on_cancel=True))
+        if model is None:
+            model = await trio.to_thread.run_sync(load_model, config, abandon_on_cancel=True)
+        server.make_services(model)
         async with open_private_nursery() as nursery:
             try:
-                await nursery.start(server.serve_calls)
+                # Not nursery.start, which waits for a child behind a shield even when it is cancelled.
+                nursery.start_soon(server.serve_calls)
+                await server.listening.wait()
                 nursery.start_soon(server.abandon_start_up, nursery.cancel_scope)
                 async with open_engine() as opened:
                     await _serve_while_open(server, opened, task_status)
@@ -306,7 +314,11 @@ async def _kept_open(engine: Engine) -> AsyncIterator[Engine]:
 
 @asynccontextmanager
 async def running(
-    engine: Engine | OpenEngine, config: ServerConfig | None = None, *, listeners: Iterable[rpc.Listener] | None = None
+    engine: Engine | OpenEngine,
+    config: ServerConfig | None = None,
+    *,
+    model: ModelFiles | None = None,
+    listeners: Iterable[rpc.Listener] | None = None,
 ) -> AsyncIterator[Server]:
     """A server that runs while the block does: ``async with running(engine, config) as server``.
 
@@ -314,6 +326,6 @@ async def running(
     the server fails meanwhile, the block is cancelled and the failure raised here. Takes and raises what :func:`serve` does.
     """
     async with open_private_nursery() as nursery:
-        server: Server = await nursery.start(partial(serve, engine, config, listeners=listeners))
+        server: Server = await nursery.start(partial(serve, engine, config, model=model, listeners=listeners))
         yield server
         await server.shutdown()

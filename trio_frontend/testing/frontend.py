@@ -11,6 +11,7 @@ import trio.testing
 from trio_frontend.client import Channel, open_channel
 from trio_frontend.config import ServerConfig
 from trio_frontend.engine.base import Engine
+from trio_frontend.model import load_model
 from trio_frontend.nurseries import open_private_nursery
 from trio_frontend.server import OpenEngine, Server, running
 
@@ -48,5 +49,8 @@ async def open_frontend(engine: Engine | OpenEngine, config: ServerConfig | None
 
     Leaving the block shuts the server down in order, as :func:`trio_frontend.running` does, and raises what it does.
     """
-    async with open_private_nursery() as nursery, running(engine, config, listeners=()) as server:
+    config = config if config is not None else ServerConfig()
+    # Not in a thread: an autojump clock does not know of threads, and would jump over every timeout meanwhile.
+    model = load_model(config)
+    async with open_private_nursery() as nursery, running(engine, config, model=model, listeners=()) as server:
         yield Frontend(server, nursery)
