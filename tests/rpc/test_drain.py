@@ -150,6 +150,27 @@ async def test_shutdown_takes_bounded_time_with_clients_that_never_close_and_nev
         assert server.live_connections == 0
 
 
+async def test_a_drain_need_not_wait_for_services_whose_calls_last_for_ever(autojump_clock: MockClock) -> None:
+    calls, watches, statuses = Recorder(), Recorder(), Statuses()
+    async with serving(service(calls), service(watches, name="test.Watch"), interceptors=[statuses]) as serve:
+        client = await serve.connect()
+        call, watch = await client.open(b""), await client.open(b"", path=b"/test.Watch/Call")
+        await calls.until_started()
+        await watches.until_started()
+        serve.server.begin_shutdown(math.inf)
+        with trio.move_on_after(10) as waiting:
+            await serve.server.wait_drained(but={"test.Watch"})
+        assert waiting.cancelled_caught
+        assert serve.server.cut_off(but={"test.Watch"}) == 1
+        await serve.server.wait_drained(but={"test.Watch"})
+        assert (await client.response(call)).status == 14
+        assert not client.responses[watch].closed
+        watches.release.set()
+        assert (await client.response(watch)).messages == [b"done"]
+        await serve.server.wait_drained()
+    assert statuses.names == ["UNAVAILABLE", "OK"]
+
+
 async def test_a_server_serves_once() -> None:
     server = rpc.Server([service(Recorder())])
     async with trio.open_nursery() as nursery:
