@@ -1,4 +1,4 @@
-"""A server over a scripted engine, in a thread with a Trio loop of its own, for clients that are not of Trio."""
+"""The whole server over a scripted engine, in a thread with a Trio loop of its own, for clients that are not of Trio."""
 
 from __future__ import annotations
 
@@ -8,34 +8,62 @@ from contextlib import contextmanager
 
 import trio
 
+from tests.contract.cases import MAX_MODEL_LEN
 from tests.contract.in_process import play
-from tests.services.inference_rig import Rig, make_rig
-from trio_frontend import rpc
+from tests.services.inference_rig import model
 from trio_frontend.config import ServerConfig
+from trio_frontend.engine.base import Capabilities, EngineInfo
+from trio_frontend.server import running
+from trio_frontend.testing.engine import ScriptedEngine
 
-__all__ = ["serving"]
+__all__ = ["ServedEngine", "serving"]
+
+PACE = 0.0
+INFO = EngineInfo(
+    max_model_len=MAX_MODEL_LEN,
+    num_gpu_blocks=4096,
+    block_size=16,
+    vllm_version="0.32.0",
+    instance_id="scripted",
+    max_num_seqs=256,
+    max_num_batched_tokens=8192,
+)
+
+
+class ServedEngine:
+    """``engine`` belongs to the server's thread: look at it, and touch it only through ``run``."""
+
+    def __init__(self, engine: ScriptedEngine) -> None:
+        self.engine = engine
+        self.address = ""
+        self.token: trio.lowlevel.TrioToken | None = None
 
 
 @contextmanager
-def serving(rig: Rig | None = None) -> Iterator[str]:
-    """The address, HOST:PORT, while the server runs."""
-    rig = rig if rig is not None else make_rig(config=ServerConfig(served_model_names=("tiny", "tiny-alias")))
-    ready = threading.Event()
-    state: dict[str, object] = {}
+def serving(pace: float = PACE) -> Iterator[ServedEngine]:
+    """A server that answers with the cases' scripts, a step each ``pace`` seconds, while the block runs."""
+    engine = ScriptedEngine(capabilities=Capabilities(max_model_len=MAX_MODEL_LEN, engines=(INFO,)))
+    served = ServedEngine(engine)
+    ready, scope = threading.Event(), trio.CancelScope()
+    failures: list[BaseException] = []
 
     async def main() -> None:
-        async with trio.open_nursery() as nursery:
-            state["token"], state["scope"] = trio.lowlevel.current_trio_token(), nursery.cancel_scope
-            await nursery.start(rig.engine.play, play)
-            host, port = (await nursery.start(rpc.serve, rig.service.services))[0]
-            state["address"] = f"{host}:{port}"
-            ready.set()
+        config = ServerConfig(port=0, served_model_names=("tiny", "tiny-alias"), shutdown_timeout=0.0)
+        with scope:
+            async with trio.open_nursery() as nursery:
+                await nursery.start(engine.play, play, pace)
+                async with running(engine, config, model=model()) as server:
+                    served.token = trio.lowlevel.current_trio_token()
+                    host, port = server.addresses[0]
+                    served.address = f"{host}:{port}"
+                    ready.set()
+                    await trio.sleep_forever()
 
     def run() -> None:
         try:
             trio.run(main)
         except BaseException as error:
-            state["error"] = error
+            failures.append(error)
             raise
         finally:
             ready.set()
@@ -44,11 +72,10 @@ def serving(rig: Rig | None = None) -> Iterator[str]:
     thread.start()
     ready.wait()
     try:
-        assert "address" in state, state.get("error")
-        yield str(state["address"])
+        assert not failures, failures[0]
+        yield served
     finally:
-        token, scope = state.get("token"), state.get("scope")
-        if isinstance(token, trio.lowlevel.TrioToken) and isinstance(scope, trio.CancelScope):
-            token.run_sync_soon(scope.cancel)
+        if served.token is not None:
+            served.token.run_sync_soon(scope.cancel)
         thread.join()
-    assert "error" not in state, state["error"]
+    assert not failures, failures[0]

@@ -21,7 +21,7 @@ COMPATIBILITY = Path(__file__).parents[2] / "docs" / "compatibility.md"
 
 @pytest.fixture(scope="module")
 def channel() -> Iterator[grpc.Channel]:
-    with serving() as address, grpc.insecure_channel(address) as channel:
+    with serving() as served, grpc.insecure_channel(served.address) as channel:
         yield channel
 
 
