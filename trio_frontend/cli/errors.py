@@ -35,6 +35,9 @@ def one_line(error: BaseException) -> str:
 
 def _describe(error: BaseException) -> str:
     text = " ".join(str(error).split())
+    if isinstance(error, OSError) and error.strerror:
+        # Without the number that str() puts before it.
+        text = f"{error.strerror}: {error.filename}" if error.filename else error.strerror
     if isinstance(error, (OSError, ValueError, RuntimeError)) and text and type(error).__module__ in ("builtins", "trio"):
         return text
     if type(error).__module__.startswith("trio_frontend.") and text:

@@ -15,7 +15,7 @@ import socket
 import ssl
 import stat
 from contextlib import suppress
-from typing import Final
+from typing import Any, Final
 
 import trio
 
@@ -93,7 +93,7 @@ async def listen_tcp(
     return listeners
 
 
-def _listen_on(family: int, address: object, tls: ssl.SSLContext | None, reuse_port: bool) -> Listener:
+def _listen_on(family: int, address: tuple[Any, ...], tls: ssl.SSLContext | None, reuse_port: bool) -> Listener:
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
         sock.setblocking(False)
@@ -103,9 +103,10 @@ def _listen_on(family: int, address: object, tls: ssl.SSLContext | None, reuse_p
         if family == socket.AF_INET6:
             sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         try:
-            sock.bind(address)  # type: ignore[arg-type]
+            sock.bind(address)
         except OSError as exc:
-            raise OSError(exc.errno, f"cannot listen on {address}: {exc.strerror}") from None
+            name = f"[{address[0]}]" if family == socket.AF_INET6 else address[0]
+            raise OSError(exc.errno, f"cannot listen on {name}:{address[1]}: {exc.strerror}") from None
         sock.listen(_BACKLOG)
     except BaseException:
         sock.close()
@@ -124,7 +125,10 @@ def listen_unix(path: str | os.PathLike[str], *, tls: ssl.SSLContext | None = No
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         sock.setblocking(False)
-        sock.bind(name)
+        try:
+            sock.bind(name)
+        except OSError as exc:
+            raise OSError(exc.errno, f"cannot listen on {name}: {exc.strerror}") from None
         if mode is not None:
             os.chmod(name, mode)
         sock.listen(_BACKLOG)
