@@ -93,12 +93,15 @@ def _begun(outputs: list[EngineOutput]) -> bool:
 async def collect(sequence: Sequence, outputs: OutputStream) -> LogprobsLists | None:
     """Absorb all outputs up to the sequence's end. The prompt's logprobs, if any came."""
     prompt_logprobs: LogprobsLists | None = None
-    refused = False
+    refused, counts_only = False, sequence.counts_only
 
     def sink(output: EngineOutput) -> bool:
         nonlocal refused
         if output.prompt_logprobs is not None:
             return False
+        if counts_only and output.kv_transfer_params is None and output.ec_transfer_params is None:
+            sequence.ids += output.token_ids
+            return True
         sequence.absorb(output)
         refused = sequence.finished  # a stop string: wake the task, which leaves
         return not refused
@@ -150,7 +153,7 @@ class Delivery:
                 else:
                     raise EngineError(ENDED_EARLY)
         except EngineError:
-            if sequence.untaken and not sequence.finished:
+            if sequence.ids and not sequence.finished:
                 await self._call.send_bytes(sequence.take_serialized())
             raise
         return sequence.take_serialized()
@@ -162,7 +165,7 @@ class Delivery:
             sequence.absorb(output)
             if sequence.finished:
                 return True
-        if sequence.untaken >= self._wanted:
+        if len(sequence.ids) >= self._wanted:
             self._wanted = self._interval
             await self._call.send_bytes(sequence.take_serialized())
         return False
@@ -176,7 +179,7 @@ class Delivery:
     def _sink(self, output: EngineOutput) -> bool:
         sequence = self._sequence
         sequence.absorb(output)
-        if sequence.untaken < self._wanted and not sequence.finished:
+        if len(sequence.ids) < self._wanted and not sequence.finished:
             return True
         self._wanted = self._interval
         message = sequence.take_serialized()

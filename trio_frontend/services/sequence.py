@@ -32,7 +32,6 @@ class Sequence:
         "_detokenizer",
         "_ec_transfer_params",
         "_finish_reason",
-        "_ids",
         "_include",
         "_kv_transfer_params",
         "_last_id",
@@ -43,21 +42,19 @@ class Sequence:
         "_stop_reason",
         "_stop_string",
         "_stops",
+        "_taken",
         "_text",
         "finished",
+        "ids",
         "index",
-        "num_tokens",
         "options",
-        "untaken",
     )
 
     def __init__(self, index: int, options: OutputOptions, tokenizer: Tokenizer, prompt_token_ids: TokenIds[int]) -> None:
         self.index = index
         self.finished = False
-        self.num_tokens = 0
-        """Tokens so far, taken or not."""
-        self.untaken = 0
-        """Tokens that came since the last ``take``."""
+        self.ids: list[int] = []
+        """The tokens that came since the last ``take``."""
         self.options = options
         self._include = options.include_stop_strings
         self._min_tokens = options.min_tokens
@@ -65,9 +62,9 @@ class Sequence:
         self._detokenizer: Detokenizer | None = None
         if options.text or self._stops is not None:
             self._detokenizer = detokenizer(tokenizer, prompt_token_ids, skip_special_tokens=options.skip_special_tokens)
-        self._ids: list[int] = []
+        self._taken = 0  # tokens
         self._text = ""  # of the untaken tokens; without stop strings it is made when they are taken
-        self._skipped = 0  # tokens at the end of the untaken ones whose text is left out
+        self._skipped = False  # the last token's text is left out
         self._passed = 0  # characters of tentative text in which no stop string counts
         self._logprobs: list[tuple[LogprobsLists, int]] = []
         self._finish_reason: FinishReason | None = None
@@ -80,12 +77,17 @@ class Sequence:
     @property
     def plain(self) -> bool:
         """Nothing is held back or untaken: the next token's text is the same as anywhere else."""
-        return not self.untaken and self._detokenizer is not None and self._detokenizer.clean
+        return not self.ids and self._detokenizer is not None and self._detokenizer.clean
 
     def pass_over(self, token_id: int) -> None:
         """As ``absorb`` and ``take``, of a single token while ``plain``, whose message is known."""
-        self.num_tokens += 1
+        self._taken += 1
         self._last_id = token_id
+
+    @property
+    def counts_only(self) -> bool:
+        """A step that is not the last one adds its ids to ``ids``, and that is all there is to it (but for transfer parameters)."""
+        return self._stops is None and not self.options.logprobs
 
     def absorb(self, output: EngineOutput) -> None:
         """Take one step's output. Raises EngineError for a finish reason that is none."""
@@ -99,20 +101,15 @@ class Sequence:
                 self.finished = True
                 reason = None
                 self._finish_reason = FinishReason.STOP
-        count = len(ids)
-        self._ids += ids
-        self.num_tokens += count
-        self.untaken += count
+        self.ids += ids
         if output.logprobs is not None and self.options.logprobs:
-            self._logprobs.append((output.logprobs, count))
+            self._logprobs.append((output.logprobs, len(ids)))
         if output.kv_transfer_params is not None:
             self._kv_transfer_params = output.kv_transfer_params
         if output.ec_transfer_params is not None:
             self._ec_transfer_params = output.ec_transfer_params
         if reason is not None:
-            self._finish(reason, output.stop_reason, count)
-        if count:
-            self._last_id = ids[-1]
+            self._finish(reason, output.stop_reason, len(ids))
 
     def _finish(self, reason: FinishReason, stop_reason: int | str | None, count: int) -> None:
         if reason is FinishReason.ERROR:
@@ -121,12 +118,12 @@ class Sequence:
         self._finish_reason = reason
         self._stop_reason = stop_reason
         if reason is FinishReason.STOP and count and not self._include:
-            self._skipped = 1
+            self._skipped = True
 
     def _look_for_stops(self, stops: StopStrings, ids: TokenIds[int]) -> int | None:
         """Make the text of ``ids``, token by token, up to the one that completes a stop string. How many those are, or None."""
         step = self._detokenizer.step  # type: ignore[union-attr]  # there is one if there are stop strings
-        number = self.num_tokens
+        number = self._taken + len(self.ids)
         for position, token_id in enumerate(ids, start=1):
             text = step(token_id)
             if number + position <= self._min_tokens:
@@ -154,7 +151,7 @@ class Sequence:
             return ""
         if self._stops is None:
             step = self._detokenizer.step
-            ids = self._ids[: len(self._ids) - self._skipped]
+            ids = self.ids[:-1] if self._skipped else self.ids
             text = step(ids[0]) if len(ids) == 1 else "".join([step(token_id) for token_id in ids])
             if self.finished:
                 text += self._detokenizer.flush()
@@ -166,9 +163,9 @@ class Sequence:
 
     def take(self) -> pb.SequenceOutput:
         """All since the last ``take`` as one message, with finish_info if the sequence has ended. For ``finished`` only once."""
-        message = pb.SequenceOutput(index=self.index, text=self._take_text(), num_tokens=self.untaken)
+        message = pb.SequenceOutput(index=self.index, text=self._take_text(), num_tokens=len(self.ids))
         if self.options.token_ids:
-            message.token_ids.extend(self._ids)
+            message.token_ids.extend(self.ids)
         for logprobs, count in self._logprobs:
             add_logprobs(message, logprobs, count)
         if self.finished:
@@ -180,22 +177,24 @@ class Sequence:
         """``GenerateResponse(outputs=take())``, serialized."""
         if self.finished or self._logprobs:
             return pb.GenerateResponse(outputs=self.take()).SerializeToString()
-        message = encode_tokens(self.index, self._take_text(), self.untaken, self._ids if self.options.token_ids else ())
+        message = encode_tokens(self.index, self._take_text(), len(self.ids), self.ids if self.options.token_ids else ())
         self._forget()
         return message
 
     def _forget(self) -> None:
-        self._ids = []
+        if self.ids:
+            self._taken += len(self.ids)
+            self._last_id = self.ids[-1]
+            self.ids = []
         self._logprobs = []
-        self.untaken = 0
 
     def _finish_info(self) -> pb.FinishInfo:
         return finish_info(
-            self.num_tokens,
+            self._taken + len(self.ids),
             self._finish_reason or FinishReason.STOP,
             stop_string=self._stop_string,
             stop_reason=self._stop_reason,
-            last_token_id=self._last_id,
+            last_token_id=self.ids[-1] if self.ids else self._last_id,
             kv_transfer_params=self._kv_transfer_params,
             ec_transfer_params=self._ec_transfer_params,
         )
