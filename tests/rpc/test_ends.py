@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 from typing import Any
 
@@ -453,3 +454,30 @@ async def test_ten_thousand_calls_leave_nothing_behind() -> None:
         await settled()
         assert trio.lowlevel.current_statistics().tasks_living == tasks
         assert serve.server.running_handlers == 0
+
+
+@pytest.mark.parametrize("how", [b"return", b"fail", b"hang"])
+async def test_a_call_that_has_ended_is_freed_without_a_garbage_collection(how: bytes) -> None:
+    """A server's pauses should not grow with its calls."""
+
+    async def handler(message: BytesValue) -> BytesValue:
+        if message.value == b"fail":
+            raise rpc.StatusError(rpc.StatusCode.ABORTED)
+        if message.value == b"hang":
+            await trio.sleep_forever()
+        return message
+
+    async with serving(service(handler)) as serve:
+        client = await serve.connect()
+        gc.collect()
+        gc.disable()
+        try:
+            for _ in range(100):
+                stream_id = await client.open(how)
+                await settled()
+                await client.send(wire.rst_stream(stream_id))
+                await settled()
+            assert serve.server.running_handlers == 0
+            assert gc.collect() < 100
+        finally:
+            gc.enable()

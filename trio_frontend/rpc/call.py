@@ -165,6 +165,7 @@ class Call(CallStream):
                 self._finish(*self._outcome(failure))
                 if failure is not None:
                     self._log(failure)
+                    failure = None  # its traceback holds this frame: a cycle, which only a garbage collection would free
             connection.call_ended(self)
 
     def state_outcome(self, failure: BaseException | None) -> None:
