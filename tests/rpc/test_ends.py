@@ -119,6 +119,27 @@ async def test_a_call_opened_and_reset_in_one_read_never_reaches_its_handler() -
     assert recorder.started == 1
 
 
+async def test_a_refused_request_that_is_reset_in_the_same_read_disturbs_nobody(caplog: pytest.LogCaptureFixture) -> None:
+    recorder = Recorder()
+    recorder.release.set()
+    async with serving(service(recorder)) as serve:
+        client = await serve.connect()
+        stream_id, frames = client.request(b"", path=b"/no/Such")
+        await client.send(frames, wire.rst_stream(stream_id))
+        assert (await client.call(b"")).messages == [b"done"]
+    assert not caplog.records
+
+
+async def test_requests_after_a_goaway_with_an_error_are_not_begun() -> None:
+    recorder = Recorder()
+    async with serving(service(recorder)) as serve:
+        client = await serve.connect()
+        frames = client.request(b"")[1]
+        await client.send(wire.goaway(0, wire.PROTOCOL_ERROR), frames)
+        await client.leave()
+    assert recorder.started == 0
+
+
 async def test_the_end_of_the_clients_bytes_ends_all_its_calls_and_no_others() -> None:
     recorder, statuses = Recorder(), Statuses()
     async with serving(service(recorder), interceptors=[statuses]) as serve:
