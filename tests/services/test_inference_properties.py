@@ -82,21 +82,22 @@ def summary(output: pb.SequenceOutput) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("name", FAMILIES)
-@settings(max_examples=60, deadline=None)
-@given(
-    step_list=step_lists,
-    end=ends,
-    stop_strings=stops,
-    include=st.booleans(),
-    min_tokens=st.integers(0, 4),
-    text=st.booleans(),
-    skip=st.booleans(),
-    interval=st.sampled_from([1, 1, 3]),
-    fast=st.lists(st.booleans(), max_size=10),
-    pace=st.sampled_from([0.0, 1.0]),
-)
-def test_every_way_to_the_caller_tells_what_the_reference_says(
+requests: dict[str, Any] = {
+    "step_list": step_lists,
+    "end": ends,
+    "stop_strings": stops,
+    "include": st.booleans(),
+    "min_tokens": st.integers(0, 4),
+    "text": st.booleans(),
+    "skip": st.booleans(),
+    "interval": st.sampled_from([1, 1, 3]),
+    "fast": st.lists(st.booleans(), max_size=10),
+    "pace": st.sampled_from([0.0, 1.0]),
+}
+"""Everything that a request, its engine and its caller can differ in."""
+
+
+def check_every_way(
     name: str,
     step_list: list[list[int]],
     end: str,
@@ -140,6 +141,21 @@ def test_every_way_to_the_caller_tells_what_the_reference_says(
         assert summary(unary.outputs) == expected
 
     trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@settings(max_examples=60, deadline=None)
+@given(**requests)
+def test_every_way_to_the_caller_tells_what_the_reference_says(name: str, **drawn: Any) -> None:
+    check_every_way(name, **drawn)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FAMILIES)
+@settings(max_examples=2000, deadline=None)
+@given(**requests)
+def test_long_run_every_way_tells_the_same(name: str, **drawn: Any) -> None:
+    check_every_way(name, **drawn)
 
 
 @given(

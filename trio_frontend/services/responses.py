@@ -113,7 +113,7 @@ def encode_tokens(index: int, text: str, num_tokens: int, token_ids: Sequence[in
     if num_tokens:
         body += b"\x18" + _any_varint(num_tokens)
     if token_ids:
-        packed = b"".join([varints[token] if token < 16384 else _varint(token) for token in token_ids])
+        packed = b"".join([varints[token] if 0 <= token < 16384 else _varint(token) for token in token_ids])
         body += b"\x22" + _any_varint(len(packed)) + packed
     return b"\x12" + _any_varint(len(body)) + body
 
