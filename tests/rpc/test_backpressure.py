@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -275,6 +276,18 @@ async def test_a_client_that_reads_nothing_is_closed_after_write_timeout() -> No
             while server.live_connections:
                 await trio.testing.wait_all_tasks_blocked(0.01)
         assert server.running_handlers == 0
+
+
+async def test_a_shutdown_does_not_wait_for_a_client_that_reads_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    producer = Producer()
+    limits = rpc.ServerLimits(close_timeout=0.2)
+    async with over_sockets(service(producer, SERVER_STREAM), limits=limits) as (server, client, _):
+        await client.open(b"")
+        await stalled(producer)
+        with trio.fail_after(5):
+            await server.shutdown(0)
+        assert server.running_handlers == 0
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
 
 async def test_reading_stops_while_answers_pile_up_and_goes_on_when_they_are_read() -> None:

@@ -152,8 +152,8 @@ class Connection:
     async def _close_transport(self) -> None:
         self.open = False
         self._end_all(_LOST)
-        await self.transport.aclose()
         self.outbox.lost()
+        await self.transport.aclose()
 
     # --- bytes in ---
 

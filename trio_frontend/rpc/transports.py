@@ -81,14 +81,15 @@ class SocketTransport:
         await trio.lowlevel.checkpoint()
 
     async def receive(self) -> bytes:
-        while True:
-            await wait_readable(self._socket)
-            try:
-                return self._socket.recv(READ_SIZE)
-            except BlockingIOError:
-                continue
-            except OSError as exc:
-                raise trio.BrokenResourceError(str(exc)) from exc
+        try:
+            while True:
+                await wait_readable(self._socket)
+                try:
+                    return self._socket.recv(READ_SIZE)
+                except BlockingIOError:
+                    continue
+        except (OSError, trio.ClosedResourceError) as exc:
+            raise trio.BrokenResourceError(str(exc)) from exc
 
     def send_now(self, data: bytes | bytearray | memoryview) -> int:
         try:
@@ -100,9 +101,12 @@ class SocketTransport:
 
     async def send_all(self, data: bytes) -> None:
         rest = memoryview(data)
-        while rest:
-            await wait_writable(self._socket)
-            rest = rest[self.send_now(rest) :]
+        try:
+            while rest:
+                await wait_writable(self._socket)
+                rest = rest[self.send_now(rest) :]
+        except trio.ClosedResourceError as exc:
+            raise trio.BrokenResourceError(str(exc)) from exc
 
     async def send_eof(self) -> None:
         await trio.lowlevel.checkpoint()
