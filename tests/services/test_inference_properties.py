@@ -152,7 +152,7 @@ def test_every_way_to_the_caller_tells_what_the_reference_says(name: str, **draw
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FAMILIES)
-@settings(max_examples=2000, deadline=None)
+@settings(max_examples=1000, deadline=None)
 @given(**requests)
 def test_long_run_every_way_tells_the_same(name: str, **drawn: Any) -> None:
     check_every_way(name, **drawn)
