@@ -366,6 +366,10 @@ async def test_closing_the_engine_aborts_what_is_live_and_ends_it() -> None:
         assert await core.receive_abort() == ["r"]
         with pytest.raises(EngineError, match="the engine's client was closed"):
             await anext(outputs)
+        with pytest.raises(EngineUnavailableError, match="the engine's client is closed"):
+            async with engine.generate(request("late")):
+                pytest.fail("entered")
+        assert engine.live_requests == 0
 
 
 async def test_an_id_that_is_live_is_refused() -> None:
@@ -434,7 +438,7 @@ async def test_the_engines_own_word_decides_between_them() -> None:
 async def test_an_engine_that_does_not_read_refuses_further_requests_and_gets_the_aborts_in_the_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("trio_frontend.engine.vllm.connection.SEND_HWM", 2)
+    monkeypatch.setattr("trio_frontend.engine.vllm.sockets.SEND_HWM", 2)
     async with starting_engine() as engine, scripted_core(engine) as core:
         core.receive_hwm = 1
         await core.join()

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from typing import Any
 
 import pytest
 import trio
 import trio.testing
+import zmq
 
 from tests.engine.vllm.scripted import PATIENCE, ScriptedCore, engine_with_core, request, scripted_core, starting_engine
 from trio_frontend.engine.base import (
@@ -200,6 +201,22 @@ async def test_the_engines_last_words_are_heard_when_the_input_goes_first() -> N
         await wait_failed(engine)
         assert [output.token_ids async for batch in outputs for output in batch] == [[5]]
         assert engine.health.value.state is EngineState.UNHEALTHY
+
+
+async def test_an_engine_that_lost_its_input_and_floods_its_output_does_not_hold_us_up() -> None:
+    async with engine_with_core() as (engine, core), trio.open_nursery() as nursery:
+
+        async def flood() -> None:
+            while True:
+                with suppress(zmq.Again):
+                    core.outputs[0].send(core.encoded(["nobody's", [1]]), zmq.NOBLOCK)
+                await trio.lowlevel.checkpoint()
+
+        nursery.start_soon(flood)
+        await trio.sleep(0.05)
+        core.inputs[0].close(linger=0)
+        assert (await wait_failed(engine)).state is EngineState.LOST
+        nursery.cancel_scope.cancel()
 
 
 @pytest.mark.parametrize("side", ["inputs", "outputs"])

@@ -21,6 +21,7 @@ from tests.engine.vllm.scripted import (
 )
 from trio_frontend.engine.base import EngineState, EngineUnavailableError
 from trio_frontend.engine.vllm import (
+    Addresses,
     EngineStartError,
     MissingStep,
     VllmEngine,
@@ -30,6 +31,7 @@ from trio_frontend.engine.vllm import (
     wait_started,
 )
 from trio_frontend.engine.vllm.connection import Step
+from trio_frontend.engine.vllm.endpoints import TcpEndpoints
 
 BRIEFLY = 0.1
 """Seconds to let a message arrive that must change nothing."""
@@ -401,6 +403,36 @@ async def test_without_reconnect_an_engine_that_comes_back_is_refused(caplog: py
         with pytest.raises(EngineUnavailableError):
             async with engine.generate(request()):
                 pass
+
+
+async def test_without_reconnect_an_engine_that_died_while_loading_may_come_again() -> None:
+    async with starting_engine(engine_reconnect=False) as engine:
+        async with scripted_core(engine) as first:
+            first.hello()
+            await first.receive_init()
+            first.connect_inputs()
+            first.inputs[0].send(b"\xc1")
+            await trio.sleep(BRIEFLY)
+        async with scripted_core(engine) as core:
+            await core.join()
+            await wait_started(engine, PATIENCE)
+            await assert_serves(engine, core)
+
+
+async def test_an_engine_that_cannot_be_given_sockets_is_told_in_the_log_and_the_rest_goes_on(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with starting_engine() as engine:
+        with monkeypatch.context() as broken:
+            broken.setattr(TcpEndpoints, "bind", lambda *_: Addresses("tcp://203.0.113.1:*", "tcp://203.0.113.1:*"))
+            async with scripted_core(engine) as refused:
+                refused.hello()
+                await trio.sleep(BRIEFLY)
+        assert "rank 0 said HELLO and cannot be taken in: [Errno 99] cannot bind tcp://203.0.113.1:*" in caplog.text
+        async with scripted_core(engine) as core:
+            await core.join()
+            await wait_started(engine, PATIENCE)
+            await assert_serves(engine, core)
 
 
 # Opening and closing.

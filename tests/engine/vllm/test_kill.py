@@ -93,7 +93,7 @@ def open_descriptors() -> int:
 
 
 async def test_ten_kills_with_fifty_live_streams_and_nothing_is_left_of_them() -> None:
-    async with starting_engine() as engine:
+    async with starting_engine(stall_timeout=30) as engine:
         await kill_and_come_back(engine)  # what stays for good is there after the first
         await trio.sleep(0.2)
         tasks, descriptors = trio.lowlevel.current_statistics().tasks_living, open_descriptors()

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 from trio_frontend.engine.vllm.client import MissingStep, VllmEngine, VllmOptions
-from trio_frontend.engine.vllm.connection import Addresses
 from trio_frontend.engine.vllm.opening import (
     EngineStartError,
     join_engines,
@@ -16,6 +15,7 @@ from trio_frontend.engine.vllm.opening import (
     wait_started,
 )
 from trio_frontend.engine.vllm.process import VllmNotFoundError
+from trio_frontend.engine.vllm.sockets import Addresses
 
 __all__ = [
     "Addresses",

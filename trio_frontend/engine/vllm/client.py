@@ -31,11 +31,12 @@ from trio_frontend.engine.outputs import RequestOutputs
 from trio_frontend.engine.vllm import wire
 from trio_frontend.engine.vllm.add_request import encode_add
 from trio_frontend.engine.vllm.balancing import Balancer
-from trio_frontend.engine.vllm.connection import Addresses, EngineConnection, Heartbeats, Step
+from trio_frontend.engine.vllm.connection import EngineConnection, Step
 from trio_frontend.engine.vllm.endpoints import Endpoints
 from trio_frontend.engine.vllm.handshake import Handshake
 from trio_frontend.engine.vllm.health import HealthBoard
 from trio_frontend.engine.vllm.joining import Joining
+from trio_frontend.engine.vllm.sockets import Addresses, Heartbeats
 from trio_frontend.engine.vllm.utility import PendingCall
 
 __all__ = ["MissingStep", "VllmEngine", "VllmOptions"]
@@ -105,6 +106,7 @@ class VllmEngine(Engine):
         self._context = context
         self._nursery = nursery
         self._options = options
+        self._heartbeats = Heartbeats(options.heartbeat_interval, options.heartbeat_timeout)
         self._ranks = range(options.data_parallel_size)
         self._board = HealthBoard(self._ranks)
         self._balancer = Balancer()
@@ -112,6 +114,7 @@ class VllmEngine(Engine):
         self._epochs = dict.fromkeys(self._ranks, 0)
         self._infos: dict[int, EngineInfo] = {}
         self._serving: list[EngineConnection] = []
+        self._closed = False
         self._opened_at = trio.current_time()
         self.health: AsyncValue[EngineHealth] = self._board.value
         self.changed = trio.Event()
@@ -130,6 +133,7 @@ class VllmEngine(Engine):
             handshake_address,
             self._ranks,
             partial(self._connect, endpoints),
+            heartbeats=self._heartbeats,
             reconnect=self._options.engine_reconnect,
         )
         self._nursery.start_soon(self._members.run)
@@ -165,7 +169,7 @@ class VllmEngine(Engine):
             rank,
             self._epochs[rank],
             bind,
-            heartbeats=Heartbeats(options.heartbeat_interval, options.heartbeat_timeout),
+            heartbeats=self._heartbeats,
             stall_timeout=options.stall_timeout,
             missing=steps,
             owner=self,
@@ -216,6 +220,7 @@ class VllmEngine(Engine):
 
     def end(self) -> None:
         """Say no more of the engines: they are about to be stopped, and that is no failure. Live requests end."""
+        self._closed = True
         self._serving = []
         for life in self._lives.values():
             life.end()
@@ -297,6 +302,8 @@ class VllmEngine(Engine):
         return results
 
     def _unavailable(self) -> str:
+        if self._closed:
+            return "the engine's client is closed"
         health = self.health.value
         return f"no engine: {health.state.value}{', ' + health.detail if health.detail else ''}"
 

@@ -14,8 +14,7 @@ from __future__ import annotations
 
 import enum
 import logging
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Final, Protocol
 
 import trio
@@ -32,19 +31,15 @@ from trio_frontend.engine.base import (
 from trio_frontend.engine.outputs import RequestOutputs
 from trio_frontend.engine.vllm import wire
 from trio_frontend.engine.vllm.balancing import Load
-from trio_frontend.engine.vllm.health import Activity, PeerWatch, watch_stall
-from trio_frontend.engine.vllm.transport import Monitor, Socket, source_fd
+from trio_frontend.engine.vllm.conversion import FINISH_REASONS, engine_error, engine_output
+from trio_frontend.engine.vllm.health import Activity, watch_stall
+from trio_frontend.engine.vllm.sockets import RECEIVE_HWM, Addresses, EngineSockets, Heartbeats
+from trio_frontend.engine.vllm.transport import source_fd
 from trio_frontend.engine.vllm.utility import PendingCall, PendingCalls
 
-__all__ = ["Addresses", "EngineConnection", "Heartbeats", "Owner", "Step"]
+__all__ = ["EngineConnection", "Owner", "Step"]
 
 logger = logging.getLogger(__name__)
-
-SEND_HWM: Final = 20_000
-"""Messages that may wait for an engine that does not read: more than a frontend has requests, so only a stuck engine meets it."""
-
-RECEIVE_HWM: Final = 1000
-"""Messages (engine steps) that may wait in this process; beyond that TCP holds the engine's sender back."""
 
 TURN: Final = 64
 """Outputs handled before other tasks run: one step of a full batch, so that its tokens are written before the next is read."""
@@ -55,8 +50,6 @@ LAST_WORDS_TIMEOUT: Final = 0.1
 LINGER: Final = 0.5
 """Seconds that the last aborts may take to leave when we close."""
 
-FINISH_REASONS: Final[Mapping[int, FinishReason]] = {reason.value: reason for reason in FinishReason}
-
 
 class Step(enum.Enum):
     """What an engine does to join, in this order, but for the last three which come as they come."""
@@ -65,22 +58,6 @@ class Step(enum.Enum):
     READY_RESPONSE = "ready response (sent once the model is loaded)"
     OUTPUT_CONNECTION = "connection to the output address"
     READY = "READY"
-
-
-@dataclass(frozen=True, slots=True)
-class Addresses:
-    """Where one engine core and one frontend process meet."""
-
-    input: str
-    output: str
-
-
-@dataclass(frozen=True, slots=True)
-class Heartbeats:
-    """Seconds between pings, and of silence after one until the peer counts as vanished."""
-
-    interval: float
-    timeout: float
 
 
 class Owner(Protocol):
@@ -134,23 +111,8 @@ class EngineConnection:
         self._blocked = False
         self._ended = trio.Event()
         self._output_lost = trio.Event()
-        self._input_peers = PeerWatch()
-        self._output_peers = PeerWatch()
-        self._input = Socket(context, zmq.ROUTER, hwm=SEND_HWM)
-        # An engine sends one message there, its ready response; what else comes stays unread and this bounds it.
-        self._input.zmq.setsockopt(zmq.RCVHWM, 16)
-        # A message for a peer that is not there is an error instead of lost.
-        self._input.zmq.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        self._output = Socket(context, zmq.PULL, hwm=RECEIVE_HWM)
-        for socket in (self._input, self._output):
-            socket.set_heartbeats(heartbeats.interval, heartbeats.timeout)
-        self._input_monitor = Monitor(context, self._input)
-        self._output_monitor = Monitor(context, self._output)
-        try:
-            self.addresses = Addresses(self._input.bind(bind.input), self._output.bind(bind.output))
-        except OSError:
-            self.close()
-            raise
+        self._sockets = EngineSockets(context, bind, heartbeats)
+        self.addresses = self._sockets.addresses
 
     def __repr__(self) -> str:
         return f"<EngineConnection rank {self.rank} life {self.epoch}{' failed' if self.failure else ''}>"
@@ -187,7 +149,8 @@ class EngineConnection:
                 self._aborts.extend(self._requests)
                 self._end_all("the engine's client was closed")
                 self._try_send_aborts()
-            self.close(0.0 if self.failure else LINGER)
+            self._ended.set()
+            self._sockets.close(0.0 if self.failure else LINGER)
 
     def end(self) -> None:
         """End this life without calling it a failure: it never served, or the client is closing."""
@@ -214,12 +177,10 @@ class EngineConnection:
             outputs.close_with_error(EngineError(f"engine failed during generation: {reason}"))
         self.calls.fail_all(reason)
 
-    def close(self, linger: float = 0.0) -> None:
-        """Close the sockets. ``run`` does so in its end; this is for a life that never ran."""
-        self._input_monitor.close()
-        self._output_monitor.close()
-        self._input.close(linger)
-        self._output.close()
+    def close(self) -> None:
+        """Close the sockets of a life that never ran."""
+        self._ended.set()
+        self._sockets.close()
 
     # Requests and calls, from the tasks that make them.
 
@@ -265,7 +226,7 @@ class EngineConnection:
         if self._blocked:  # the abort sender waits in the socket, which must then be left alone
             raise EngineUnavailableError(f"the engine of rank {self.rank} does not read its requests")
         try:
-            self._input.send_nowait(frames)
+            self._sockets.input.send_nowait(frames)
         except trio.WouldBlock:
             raise EngineUnavailableError(f"the engine of rank {self.rank} does not read its requests") from None
         except OSError:
@@ -279,14 +240,14 @@ class EngineConnection:
             self._abort_wanted = trio.Event()
             while not self._try_send_aborts():
                 self._blocked = True
-                await self._input.wait()
+                await self._sockets.input.wait()
             self._blocked = False
 
     def _try_send_aborts(self) -> bool:
         """Send what has gathered. False if the engine's queue is full."""
         if self._aborts:
             try:
-                self._input.send_nowait((self.identity, wire.ABORT, wire.encode(self._aborts)))
+                self._sockets.input.send_nowait((self.identity, wire.ABORT, wire.encode(self._aborts)))
             except trio.WouldBlock:
                 return False
             except OSError:
@@ -297,7 +258,7 @@ class EngineConnection:
     async def _receive_ready(self) -> None:
         """The engine's ready response. Then this task ends, and the socket is only sent on."""
         while Step.READY_RESPONSE in self.missing:
-            frames = await self._input.receive()
+            frames = await self._sockets.input.receive()
             if len(frames) != 2 or frames[0].bytes != self.identity:
                 logger.warning("rank %d: a stranger sent to its input address: %s", self.rank, frames[0].bytes[:16].hex())
                 continue
@@ -306,22 +267,22 @@ class EngineConnection:
             except wire.WireError as error:
                 self.fail(EngineState.UNHEALTHY, str(error))
                 return
-            self._input_peers.engine_fd = source_fd(frames[1])
+            self._sockets.input_peers.engine_fd = source_fd(frames[1])
             self.done(Step.READY_RESPONSE)
 
     async def _watch_input(self) -> None:
-        async for event in self._input_monitor:
-            if self._input_peers.gone(event):
+        async for event in self._sockets.input_monitor:
+            if self._sockets.input_peers.gone(event):
                 with trio.move_on_after(LAST_WORDS_TIMEOUT):
                     await self._output_lost.wait()
                 self._lost()
 
     async def _watch_output(self) -> None:
-        async for event in self._output_monitor:
-            if self._output_peers.gone(event):
+        async for event in self._sockets.output_monitor:
+            if self._sockets.output_peers.gone(event):
                 self._output_lost.set()
                 self._lost()
-            elif self._output_peers.connected:
+            elif self._sockets.output_peers.connected:
                 self.done(Step.OUTPUT_CONNECTION)
 
     async def _watch_stall(self) -> None:
@@ -333,12 +294,15 @@ class EngineConnection:
 
     def _lost(self) -> None:
         """Its connection went: hear what it said before, which may say more than that."""
-        while self.failure is None and self._output.readable():
-            self._handle(self._output.take())
+        output = self._sockets.output
+        for _ in range(RECEIVE_HWM):  # as many as can wait: an engine whose input alone is lost may go on for ever
+            if self.failure is not None or not output.readable():
+                break
+            self._handle(output.take())
         self.fail(EngineState.LOST, "the connection to the engine was lost")
 
     async def _receive_outputs(self) -> None:
-        socket = self._output
+        socket = self._sockets.output
         while True:
             handled = 0
             while socket.readable():
@@ -353,8 +317,8 @@ class EngineConnection:
     def _handle(self, frames: Sequence[zmq.Frame]) -> int:
         """Take one message in. The number of outputs in it, at least 1."""
         frame = frames[0]
-        if self._output_peers.engine_fd is None:
-            self._output_peers.engine_fd = source_fd(frame)
+        if self._sockets.output_peers.engine_fd is None:
+            self._sockets.output_peers.engine_fd = source_fd(frame)
         if len(frame) == len(wire.ENGINE_CORE_DEAD) and frame.bytes == wire.ENGINE_CORE_DEAD:
             self.fail(EngineState.UNHEALTHY, "the engine said that it is dead")
             return 1
@@ -386,49 +350,14 @@ class EngineConnection:
                 if output.new_token_ids:
                     stream.put(EngineOutput(output.new_token_ids))
             else:
-                stream.put(_full(output, frames, None))
+                stream.put(engine_output(output, frames, None))
 
     def _finish(self, output: wire.Output, stream: RequestOutputs, frames: Sequence[zmq.Frame]) -> None:
         self._forget(output.request_id)
-        reason = FINISH_REASONS.get(output.finish_reason)  # type: ignore[arg-type]
+        reason = FINISH_REASONS.get(output.finish_reason)
         if reason is not None and reason is not FinishReason.ERROR:
-            stream.put(_full(output, frames, reason))
+            stream.put(engine_output(output, frames, reason))
             return
         if output.new_token_ids:
-            stream.put(_full(output, frames, None))
-        stream.close_with_error(_error(output))
-
-
-def _full(output: wire.Output, frames: Sequence[zmq.Frame], reason: FinishReason | None) -> EngineOutput:
-    logprobs = prompt_logprobs = None
-    if output.new_logprobs is not None:
-        logprobs = wire.logprobs_of(output.new_logprobs, frames)
-        if len(logprobs.ranks) < len(output.new_token_ids):
-            raise wire.WireError(f"logprobs for {len(logprobs.ranks)} of {len(output.new_token_ids)} tokens")
-    if output.new_prompt_logprobs_tensors is not None:
-        prompt_logprobs = wire.logprobs_of(output.new_prompt_logprobs_tensors, frames)
-    return EngineOutput(
-        output.new_token_ids,
-        logprobs,
-        prompt_logprobs,
-        reason,
-        output.stop_reason,
-        output.kv_transfer_params,
-        output.ec_transfer_params,
-    )
-
-
-def _error(output: wire.Output) -> EngineError:
-    """Why a request ended with ERROR, or with a reason that is not known here."""
-    if output.error is not None:
-        stated = output.error
-        return EngineError(
-            stated.message or stated.code or "engine failed during generation", code=stated.code, retryable=stated.retryable
-        )
-    if output.mm_cache_miss_hashes:
-        return EngineError(
-            "the engine's media cache lost an item; send the request again", code="mm_cache_miss", retryable=True
-        )
-    if output.finish_reason != FinishReason.ERROR:
-        return EngineError(f"the engine ended the request for a reason unknown here: {output.finish_reason}")
-    return EngineError()
+            stream.put(engine_output(output, frames, None))
+        stream.close_with_error(engine_error(output))

@@ -7,7 +7,7 @@ import pathlib
 import socket
 from typing import Final, Protocol
 
-from trio_frontend.engine.vllm.connection import Addresses
+from trio_frontend.engine.vllm.sockets import Addresses
 
 __all__ = ["Endpoints", "IpcEndpoints", "TcpEndpoints", "parse_tcp"]
 

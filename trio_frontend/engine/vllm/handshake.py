@@ -19,6 +19,7 @@ import zmq
 
 from trio_frontend.engine.vllm import wire
 from trio_frontend.engine.vllm.connection import EngineConnection, Step
+from trio_frontend.engine.vllm.sockets import Heartbeats
 from trio_frontend.engine.vllm.transport import Monitor, Socket, source_address, source_fd
 
 __all__ = ["Handshake"]
@@ -40,6 +41,7 @@ class Handshake:
         ranks: range,
         connect: Callable[[int, str | None], tuple[EngineConnection, bytes]],
         *,
+        heartbeats: Heartbeats,
         reconnect: bool,
     ) -> None:
         self._ranks = ranks
@@ -53,6 +55,7 @@ class Handshake:
         # A restarted engine takes over the identity of the one that its predecessor's connection may still hold.
         self._socket.zmq.setsockopt(zmq.ROUTER_HANDOVER, 1)
         self._socket.zmq.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        self._socket.set_heartbeats(heartbeats.interval, heartbeats.timeout)
         self._monitor = Monitor(context, self._socket)
         try:
             self.address = self._socket.bind(address)
@@ -116,11 +119,12 @@ class Handshake:
 
     def _hello(self, rank: int, peer: str | None) -> None:
         life = self._lives.get(rank)
-        if life is not None and life.serving:
+        joined = life is not None and not life.missing  # it serves, or has served
+        if joined and not self._reconnect:
+            self._stranger(f"rank {rank}, which comes back, and engines are not taken in again (engine_reconnect)")
+        elif life is not None and life.serving:
             logger.warning("rank %d says HELLO while an engine of that rank serves: it waits until that one is gone", rank)
             self._waiting[rank] = peer
-        elif life is not None and not life.starting and not self._reconnect:
-            self._stranger(f"rank {rank}, which comes back, and engines are not taken in again (engine_reconnect)")
         else:
             self._begin(rank, peer)
 
@@ -128,16 +132,18 @@ class Handshake:
         before = self._lives.get(rank)
         if before is not None:
             before.end()
-            if not self._reconnect and before.failure is not None:
-                return
-        life, answer = self._connect(rank, peer)
+        try:
+            life, answer = self._connect(rank, peer)
+        except OSError as error:
+            logger.error("rank %d said HELLO and cannot be taken in: %s", rank, error)
+            return
+        self._lives[rank] = life
         try:
             self._socket.send_nowait((life.identity, answer))
         except (OSError, trio.WouldBlock):
             logger.warning("rank %d said HELLO and is gone", rank)
             life.end()
             return
-        self._lives[rank] = life
         life.done(Step.HELLO)
         logger.info("rank %d said HELLO%s, it loads its model now", rank, f" from {peer}" if peer else "")
 

@@ -14,7 +14,8 @@ from typing import Final
 
 import trio
 
-from trio_frontend.engine.vllm.connection import Addresses, EngineConnection
+from trio_frontend.engine.vllm.connection import EngineConnection
+from trio_frontend.engine.vllm.sockets import Addresses
 
 __all__ = ["Joining"]
 

@@ -13,11 +13,11 @@ import trio
 
 from trio_frontend.engine.base import EngineState
 from trio_frontend.engine.vllm.client import MissingStep, VllmEngine, VllmOptions
-from trio_frontend.engine.vllm.connection import Addresses
 from trio_frontend.engine.vllm.endpoints import Endpoints, IpcEndpoints, TcpEndpoints, parse_tcp
-from trio_frontend.engine.vllm.nursery import quiet_nursery
 from trio_frontend.engine.vllm.process import EngineProcess, engine_command, find_vllm, run_process
+from trio_frontend.engine.vllm.sockets import Addresses
 from trio_frontend.engine.vllm.transport import open_context
+from trio_frontend.nurseries import open_private_nursery
 
 __all__ = ["EngineStartError", "Progress", "join_engines", "launch_engine", "open_engine", "start_engine", "wait_started"]
 
@@ -111,9 +111,9 @@ async def launch_engine(
             engine.listen("tcp://127.0.0.1:*", IpcEndpoints(pathlib.Path(directory)))
             port = int(parse_tcp(engine.handshake_address)[1])
             argv = engine_command(command, model, port, options.data_parallel_size, arguments)
-            async with run_process(argv, stop_timeout=stop_timeout) as process, quiet_nursery() as nursery:
+            async with run_process(argv, stop_timeout=stop_timeout) as process, open_private_nursery() as nursery:
                 nursery.start_soon(_watch_exit, process, engine)
-                async with quiet_nursery() as starting:
+                async with open_private_nursery() as starting:
                     starting.start_soon(_fail_on_exit, process)
                     await wait_started(engine, start_timeout, on_progress)
                     starting.cancel_scope.cancel()
@@ -126,10 +126,12 @@ async def launch_engine(
 
 @asynccontextmanager
 async def _client(options: VllmOptions) -> AsyncIterator[VllmEngine]:
-    async with open_context() as context, quiet_nursery() as nursery:
+    async with open_context() as context, open_private_nursery() as nursery:
+        engine = VllmEngine(context, nursery, options)
         try:
-            yield VllmEngine(context, nursery, options)
+            yield engine
         finally:
+            engine.end()
             nursery.cancel_scope.cancel()
 
 
@@ -150,7 +152,7 @@ async def wait_started(engine: VllmEngine, timeout: float, on_progress: Progress
     """Until every engine serves. EngineStartError if one does not within ``timeout`` seconds."""
     report = on_progress if on_progress is not None else log_progress
     with trio.move_on_after(timeout) as scope:
-        async with quiet_nursery() as nursery:
+        async with open_private_nursery() as nursery:
             nursery.start_soon(_report, engine, report)
             await engine.health.wait_value(lambda health: health.serving)
             nursery.cancel_scope.cancel()
@@ -165,13 +167,14 @@ async def wait_started(engine: VllmEngine, timeout: float, on_progress: Progress
 
 
 async def _report(engine: VllmEngine, report: Progress) -> None:
-    while True:
-        report(engine.missing())
+    while missing := engine.missing():
+        report(missing)
         with trio.move_on_after(PROGRESS_INTERVAL):
             await engine.changed.wait()
 
 
 def log_progress(missing: Sequence[MissingStep]) -> None:
-    """Write what is waited for to the log."""
-    if missing:
-        logger.info("waiting for %s", "; ".join(map(str, missing)))
+    """Write to the log what each rank is waited for next."""
+    next_of = {step.rank: step for step in reversed(missing)}
+    if next_of:
+        logger.info("waiting for %s", "; ".join(str(next_of[rank]) for rank in sorted(next_of)))

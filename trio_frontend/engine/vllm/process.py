@@ -23,7 +23,7 @@ from typing import Final
 
 import trio
 
-from trio_frontend.engine.vllm.nursery import quiet_nursery
+from trio_frontend.nurseries import open_private_nursery
 
 __all__ = ["EngineProcess", "VllmNotFoundError", "engine_command", "find_vllm", "run_process"]
 
@@ -175,7 +175,7 @@ async def run_process(command: Sequence[str], *, stop_timeout: float) -> AsyncIt
     )
     logger.info("started the engine: %s", " ".join(command), extra={"engine_pid": process.pid})
     try:
-        async with quiet_nursery() as nursery:
+        async with open_private_nursery() as nursery:
             nursery.start_soon(process.log_output)
             try:
                 yield process

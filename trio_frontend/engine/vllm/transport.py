@@ -56,11 +56,14 @@ async def open_context() -> AsyncIterator[zmq.Context[zmq.Socket[bytes]]]:
 class Socket:
     """A ZeroMQ socket. One task at a time may wait in it.
 
-    ``hwm``: messages that may queue in each direction and peer; 0 is no bound.
+    ``hwm``: messages that may queue in each direction and peer; 0 is no bound. OSError if the process has no descriptor left.
     """
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], kind: int, *, hwm: int = 1000) -> None:
-        self.zmq: zmq.Socket[bytes] = context.socket(kind)
+        try:
+            self.zmq: zmq.Socket[bytes] = context.socket(kind)
+        except zmq.ZMQError as error:
+            raise OSError(error.errno, f"cannot make a ZeroMQ socket: {error.strerror}") from None
         self.zmq.set_hwm(hwm)
         self.zmq.setsockopt(zmq.LINGER, 0)
         self.fd = self._number(zmq.FD)
@@ -116,7 +119,10 @@ class Socket:
         await trio.lowlevel.wait_readable(self.fd)
 
     def send_nowait(self, frames: Frames) -> None:
-        """Queue one message; ZeroMQ takes or refuses it as a whole. trio.WouldBlock if the peer's queue is full; OSError (EHOSTUNREACH) if a ROUTER has no such peer."""
+        """Queue one message; ZeroMQ takes or refuses it as a whole.
+
+        trio.WouldBlock if the peer's queue is full, OSError (EHOSTUNREACH) if a ROUTER has no such peer.
+        """
         *more, last = frames
         send = self.zmq.send
         try:
@@ -147,10 +153,10 @@ class Monitor(trio.abc.ReceiveChannel[MonitorEvent]):
     """A socket's connection events as a channel. Close it before the socket."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], socket: Socket) -> None:
-        address = f"inproc://monitor-{id(socket):x}-{socket.fd}"
-        socket.zmq.monitor(address, MONITORED)
         self._watched = socket
         self._pair = Socket(context, zmq.PAIR)
+        address = f"inproc://monitor-{id(socket):x}-{socket.fd}"
+        socket.zmq.monitor(address, MONITORED)
         self._pair.zmq.connect(address)
 
     async def receive(self) -> MonitorEvent:
