@@ -120,6 +120,16 @@ async def test_a_slow_upload_of_whole_frames_is_waited_for(autojump_clock: MockC
         assert (await client.response(stream_id)).messages == [b"x" * 100]
 
 
+async def test_frames_that_are_no_events_are_progress_too(autojump_clock: MockClock) -> None:
+    async with serving(service(echo), limits=rpc.ServerLimits(headers_timeout=10, keepalive_time=1000)) as serve:
+        client = await serve.connect()
+        frames = wire.window_update(0, 1) * 100
+        for i in range(0, len(frames), 20):  # a read ends inside a frame nearly always
+            await client.send(frames[i : i + 20])
+            await trio.sleep(6)
+        assert (await client.call(b"x")).messages == [b"x"]
+
+
 async def test_streams_over_the_limit_are_refused_and_the_others_served() -> None:
     recorder = Recorder()
     limits = rpc.ServerLimits(http2=rpc.Http2Limits(max_concurrent_streams=5))

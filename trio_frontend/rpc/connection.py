@@ -151,7 +151,8 @@ class Connection:
 
     async def _close_transport(self) -> None:
         self.open = False
-        self._end_all(_LOST)
+        for call in self.calls.values():
+            call.cut(_LOST)
         self.outbox.lost()
         await self.transport.aclose()
 
@@ -164,7 +165,7 @@ class Connection:
         timers = self._timers
         if events:
             self._act_on(events, now)
-        timers.read(now, core.unfinished, bool(events))
+        timers.read(now, core.unfinished, core.progressed)
         if timers.frame_by < self._timer_scope.deadline:
             self._timer_scope.deadline = timers.frame_by
         if core.settings_received:
@@ -352,7 +353,8 @@ class Connection:
     def _finish(self, status: Status) -> None:
         """Read no more, end all calls with ``status``, write what is left, close."""
         self._finished = True
-        self._end_all(status)
+        for call in self.calls.values():
+            call.end(status)
         self._timer_scope.cancel()
 
     def _cut(self, status: Status) -> None:
@@ -368,10 +370,6 @@ class Connection:
             self._broken = True
             self._cut(_LOST)
             self.outbox.lost()
-
-    def _end_all(self, status: Status) -> None:
-        for call in self.calls.values():
-            call.end(status)
 
     def _start_writer(self, writer: Callable[[], Awaitable[None]]) -> None:
         assert self._nursery is not None

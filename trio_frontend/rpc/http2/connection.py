@@ -44,7 +44,17 @@ class Connection(Control):
     any method. It stops reading while `unsent` is over `limits.max_unsent`.
     """
 
-    __slots__ = ("_buffer", "_decoder", "_empty_data", "_eof", "_fragments", "_max_frame_size", "_needed", "_preface_left")
+    __slots__ = (
+        "_buffer",
+        "_completed",
+        "_decoder",
+        "_empty_data",
+        "_eof",
+        "_fragments",
+        "_max_frame_size",
+        "_needed",
+        "_preface_left",
+    )
 
     def __init__(self, limits: Limits) -> None:
         super().__init__(limits)
@@ -52,6 +62,7 @@ class Connection(Control):
         self._needed = 0  # bytes that the buffer must hold before the next step is possible
         self._preface_left = PREFACE
         self._eof = False
+        self._completed = False
         self._max_frame_size = limits.max_frame_size
         self._decoder = HeaderDecoder(limits)
         self._fragments = HeaderFragments(limits)
@@ -68,6 +79,7 @@ class Connection(Control):
         if buffer:
             buffer += data
             if len(buffer) < self._needed:
+                self._completed = False
                 return events
             data = bytes(buffer)
             buffer.clear()
@@ -78,6 +90,7 @@ class Connection(Control):
         except ProtocolError as error:
             self._fail(error, events)
         else:
+            self._completed = parsed > 0
             if parsed < len(data):
                 buffer += data[parsed:]
         return events
@@ -100,6 +113,11 @@ class Connection(Control):
     def unfinished(self) -> bool:
         """Whether what came so far ends inside the preface, a frame or a header block."""
         return bool(self._buffer or self._fragments.stream_id or self._preface_left)
+
+    @property
+    def progressed(self) -> bool:
+        """Whether what came last completed a frame, other than one inside a header block."""
+        return self._completed and not self._fragments.stream_id
 
     def _parse(self, data: bytes, now: float, events: list[Event]) -> int:
         """Take every complete frame; returns how many bytes that was."""
