@@ -518,6 +518,21 @@ async def test_a_long_text_is_tokenized_beside_the_loop_and_means_the_same() -> 
     assert rig.engine.requests[0].request.prompt_token_ids == rig.service._model.tokenizer.encode(text)
 
 
+async def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenized(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = make_rig()
+    monkeypatch.setattr(type(rig.service._model.tokenizer), "encode", lambda *_: pytest.fail("it was tokenized"))
+    with pytest.raises(StatusError, match=r"1000000 characters.*63 tokens") as caught:
+        await rig.unary(request("x" * 1_000_000))
+    assert caught.value.code is StatusCode.INVALID_ARGUMENT
+
+
+async def test_a_text_that_truncation_makes_fit_is_tokenized() -> None:
+    rig = make_rig()
+    async with playing(rig, lambda r: one_token_per_step([300])):
+        answer = await rig.unary(request("The fox. " * 5_000, truncate_prompt_tokens=10))
+    assert answer.prompt_info.num_prompt_tokens == 10
+
+
 async def test_two_live_requests_may_share_an_id() -> None:
     rig = make_rig()
     async with trio.open_nursery() as nursery:

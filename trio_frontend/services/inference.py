@@ -33,6 +33,7 @@ from trio_frontend.services.errors import InvalidRequestError, as_status
 from trio_frontend.services.lora import LoraRegistry
 from trio_frontend.services.registry import RequestRegistry
 from trio_frontend.services.sequence import Sequence
+from trio_frontend.services.validation import check_text_length
 from trio_frontend.text import GenerationDefaults, ModelFiles
 
 __all__ = ["Call", "InferenceService"]
@@ -123,7 +124,7 @@ class InferenceService:
         constraint = structured_outputs.constraint_of(message.decoding, self._backend)
         plan = convert(
             message,
-            await self._prompt_token_ids(message),
+            await self._prompt_token_ids(message, capabilities.max_model_len),
             call.metadata,
             model=self._model,
             defaults=self._defaults,
@@ -136,13 +137,15 @@ class InferenceService:
             await self._in_thread(partial(structured_outputs.compile_constraint, constraint))
         return plan
 
-    async def _prompt_token_ids(self, message: pb.GenerateRequest) -> list[int]:
+    async def _prompt_token_ids(self, message: pb.GenerateRequest, max_model_len: int) -> list[int]:
         match message.WhichOneof("prompt"):
             case "token_ids":
                 return list(message.token_ids.ids)
             case "text" if len(message.text) < LONG_TEXT:
                 return self._model.tokenizer.encode(message.text)
             case "text":
+                if not message.truncate_prompt_tokens:
+                    check_text_length(len(message.text), self._model.tokenizer.longest_token, max_model_len)
                 return await self._in_thread(partial(self._model.tokenizer.encode, message.text))
             case _:
                 raise InvalidRequestError("prompt is required: text or token_ids")

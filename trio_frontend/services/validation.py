@@ -31,6 +31,7 @@ __all__ = [
     "check_request_id",
     "check_stop_strings",
     "check_temperature",
+    "check_text_length",
     "check_token_ids",
     "check_truncation",
     "trace_headers",
@@ -118,6 +119,15 @@ def check_prompt_length(length: int, max_model_len: int) -> int:
             f"{max_model_len} tokens: it must have at most {max_model_len - 1}"
         )
     return max_model_len - length
+
+
+def check_text_length(length: int, longest_token: int | None, max_model_len: int) -> None:
+    """Refuse a text of so many characters that its tokens cannot fit, before it is tokenized, which takes a second per few MB."""
+    if longest_token and length > longest_token * max_model_len:
+        raise InvalidRequestError(
+            f"the prompt has {length} characters, which are more than {length // longest_token} tokens: it must have at most "
+            f"{max_model_len - 1} tokens to fit the maximum context length of {max_model_len} tokens"
+        )
 
 
 def check_new_tokens(max_new_tokens: int, min_new_tokens: int, default: int | None, left: int) -> tuple[int, int]:

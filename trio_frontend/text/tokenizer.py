@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 
 import tokenizers
 
-from trio_frontend.text.pieces import DecodingRule, PieceTable, decoding_rule
+from trio_frontend.text.pieces import ByteLevelRule, DecodingRule, PieceTable, decoding_rule
 
 __all__ = ["Tokenizer"]
 
@@ -68,6 +69,21 @@ class Tokenizer:
     def token_to_id(self, token: str) -> int | None:
         token_id: int | None = self.backend.token_to_id(token)
         return token_id
+
+    @cached_property
+    def longest_token(self) -> int | None:
+        """Characters of text that one token can stand for at most, None if there is no telling: a normalizer may shrink a text, and
+        an unknown token can stand for any. Byte-level tokenizers have neither, as a rule.
+
+        So a text of n characters has at least n / longest_token tokens. Walks the vocabulary once: some 10 ms.
+        """
+        added = self.backend.get_added_tokens_decoder().values()
+        if not isinstance(self.rule, ByteLevelRule) or self.backend.normalizer is not None:
+            return None
+        if any(token.lstrip or token.rstrip for token in added):
+            return None
+        # A token has a character for each byte, and a character of text is one byte or more.
+        return max(map(len, self.backend.get_vocab(with_added_tokens=True)), default=None)
 
     def adds_text(self, token_id: int, *, skip_special_tokens: bool) -> bool:
         """Whether ``decode`` looks at this id: it is known, and no special token that is skipped."""
