@@ -5,8 +5,7 @@ Every server checks, when its test ends, that no connection, call or task is lef
 
 from __future__ import annotations
 
-import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -309,7 +308,4 @@ class Statuses:
 
     @property
     def names(self) -> list[str]:
-        return [re.sub(r"^StatusCode\.", "", str(status.status_code)) for status in self.seen]
-
-
-Handler = Callable[..., Awaitable[Any]]
+        return [status.status_code.name for status in self.seen]

@@ -5,12 +5,14 @@ from __future__ import annotations
 import pathlib
 import re
 import shutil
+import ssl
 import subprocess
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
 import trio
+import trustme
 from google.protobuf.wrappers_pb2 import BytesValue
 
 from tests.rpc.harness import SERVER_STREAM, framed, service, value
@@ -31,11 +33,11 @@ async def hundred(message: BytesValue, request: rpc.Call) -> None:
 
 
 @asynccontextmanager
-async def serving(limits: rpc.ServerLimits | None = None) -> AsyncIterator[str]:
+async def serving(limits: rpc.ServerLimits | None = None, tls: ssl.SSLContext | None = None) -> AsyncIterator[str]:
     server = rpc.Server([service(echo), service(hundred, SERVER_STREAM, name="test.Stream")], limits=limits)
     async with trio.open_nursery() as nursery:
-        [(host, port)] = await nursery.start(server.serve, await rpc.listen_tcp())
-        yield f"http://{host}:{port}"
+        [(host, port)] = await nursery.start(server.serve, await rpc.listen_tcp(tls=tls))
+        yield f"{'https' if tls else 'http'}://{host}:{port}"
         await server.shutdown(1)
     assert server.running_handlers == 0
 
@@ -61,6 +63,15 @@ async def test_h2load_gets_every_answer(body: str, path: str, requests: int) -> 
         out = await output("h2load", "-n", str(requests), "-c", "10", "-m", "20", "-d", body, *GRPC, f"{url}/{path}")
     assert f"{requests} succeeded, 0 failed, 0 errored, 0 timeout" in out
     assert f"{requests} 2xx" in out
+
+
+async def test_h2load_gets_every_answer_over_tls(body: str) -> None:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    trustme.CA().issue_cert("localhost").configure_cert(context)
+    async with serving(tls=context) as url:
+        out = await output("h2load", "-n", "1000", "-c", "5", "-m", "20", "-d", body, *GRPC, f"{url}/test.Stream/Call")
+    assert "1000 succeeded, 0 failed" in out
+    assert "Application protocol: h2" in out
 
 
 async def test_h2load_with_the_smallest_windows_gets_every_answer(body: str) -> None:
