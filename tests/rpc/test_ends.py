@@ -458,7 +458,7 @@ async def test_a_fault_of_the_connections_own_costs_that_connection_only(
     assert [record.levelname for record in caplog.records] == ["ERROR"]
 
 
-async def test_ten_thousand_calls_leave_nothing_behind() -> None:
+async def test_thousands_of_calls_leave_nothing_behind() -> None:
     async def echo(message: BytesValue) -> BytesValue:
         return message
 
@@ -466,7 +466,7 @@ async def test_ten_thousand_calls_leave_nothing_behind() -> None:
         client = await serve.connect()
         await client.send(wire.window_update(0, 1_000_000))
         tasks = trio.lowlevel.current_statistics().tasks_living
-        for _ in range(200):
+        for _ in range(60):
             opened = [client.request(b"x") for _ in range(50)]
             await client.send(*(frames for _, frames in opened))
             for stream_id, _ in opened:
