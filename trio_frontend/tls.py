@@ -15,8 +15,7 @@ def tls_context(config: TlsConfig) -> ssl.SSLContext:
 
     Raises ssl.SSLError naming the setting if a file cannot be read or used.
     """
-    # Read by rpc too, without the guard against a password prompt: so this comes first.
-    load_certificate(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), config)
+    _check_certificate(config)
     context = rpc.tls_context(config.certfile, config.keyfile or config.certfile)
     if config.ciphers is not None:
         try:
@@ -33,9 +32,18 @@ def tls_context(config: TlsConfig) -> ssl.SSLContext:
 
 
 def load_certificate(context: ssl.SSLContext, config: TlsConfig) -> None:
-    """Read certificate and key (again): connections made from now on use them, those that are open keep theirs."""
+    """Read certificate and key again: connections made from now on use them, those that are open keep theirs.
+
+    Raises ssl.SSLError, and then ``context`` is as it was.
+    """
+    # A certificate whose key does not fit it is half loaded by the time that OpenSSL notices: so it is tried elsewhere first.
+    _check_certificate(config)
+    context.load_cert_chain(config.certfile, config.keyfile)
+
+
+def _check_certificate(config: TlsConfig) -> None:
     try:
-        context.load_cert_chain(config.certfile, config.keyfile, password=_no_password)
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(config.certfile, config.keyfile, password=_no_password)
     except (OSError, ValueError) as error:
         raise ssl.SSLError(f"ssl_certfile={config.certfile!r}, ssl_keyfile={config.keyfile!r}: {error}") from error
 

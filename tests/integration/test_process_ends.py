@@ -13,6 +13,7 @@ from pathlib import Path
 
 import grpc
 import pytest
+import trustme
 
 from tests.integration.command import FAKE_VLLM, MODEL, Frontend, health, request, stream, wait_until
 from trio_frontend.protos.grpc.health.v1.health_pb2 import HealthCheckResponse
@@ -216,3 +217,14 @@ def test_without_a_terminal_sighup_ends_it_in_order(tmp_path: Path) -> None:
         frontend.signal(signal.SIGHUP)
         assert frontend.wait_ended() == 0
         assert "shutdown begins: SIGHUP" in frontend.log
+
+
+def test_with_tls_sighup_reads_the_certificate_again(tmp_path: Path) -> None:
+    certificate = tmp_path / "server.pem"
+    certificate.write_bytes(trustme.CA().issue_cert("localhost").private_key_and_cert_chain_pem.bytes())
+    with Frontend(tmp_path, "--port", "0", "--ssl-certfile", str(certificate)) as frontend:
+        frontend.wait_serving()
+        frontend.signal(signal.SIGHUP)
+        frontend.wait_log("the certificate was reloaded")
+        frontend.signal()
+        assert frontend.wait_ended() == 0
