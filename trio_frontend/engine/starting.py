@@ -47,7 +47,7 @@ class StartingEngine(Engine):
         return self._engine
 
     @property
-    def health(self) -> AsyncValue[EngineHealth]:  # type: ignore[override]  # another AsyncValue once there is an engine
+    def health(self) -> AsyncValue[EngineHealth]:
         return self._health if self._engine is None else self._engine.health
 
     @property
