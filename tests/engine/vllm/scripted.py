@@ -7,7 +7,7 @@ here without the structs of the code under test.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -48,6 +48,26 @@ def decode(data: bytes) -> Any:
 
 def request(request_id: str = "r", max_tokens: int = 16, **fields: Any) -> EngineRequest:
     return EngineRequest(request_id, [1, 2, 3], SamplingParams(max_tokens=max_tokens), **fields)
+
+
+async def until(condition: Callable[[], Any]) -> None:
+    """Return once ``condition()`` is true; the test fails if it does not become so."""
+    with trio.fail_after(PATIENCE):
+        while not condition():  # noqa: ASYNC110
+            await trio.sleep(0.005)
+
+
+async def heard(engine: VllmEngine, *cores: ScriptedCore) -> None:
+    """Return once everything that ``cores`` (all of the engine's) have sent so far was taken in: the answer to a call comes last."""
+
+    async def answer(core: ScriptedCore) -> None:
+        core.answer((await core.receive_utility())[1])
+
+    with trio.fail_after(PATIENCE):
+        async with trio.open_nursery() as nursery:
+            for core in cores:
+                nursery.start_soon(answer, core)
+            await engine.call_utility("heard")
 
 
 class ScriptedCore:

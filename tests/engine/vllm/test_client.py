@@ -20,6 +20,7 @@ from tests.engine.vllm.scripted import (
     ScriptedCore,
     encode,
     engine_with_core,
+    heard,
     request,
     scripted_core,
     starting_engine,
@@ -104,9 +105,10 @@ async def test_a_message_for_many_requests_is_taken_apart() -> None:
 
 async def test_what_waits_is_taken_in_one_batch() -> None:
     async with engine_with_core() as (engine, core), engine.generate(request()) as outputs:
+        await core.receive_add()
         for token in range(10):
             core.send(["r", [token]])
-        await trio.sleep(0.1)
+        await heard(engine, core)
         assert tokens(await anext(outputs)) == list(range(10))
 
 
@@ -204,7 +206,7 @@ async def test_an_engine_that_sends_more_than_max_tokens_ends_the_request_and_is
                 await core.receive_add()
                 for token in range(10):
                     core.send(["r", [token]])
-                await trio.sleep(0.1)
+                await heard(engine, core)
                 await collect(outputs)
         assert await core.receive_abort() == ["r"]
 
@@ -333,7 +335,7 @@ async def test_abort_by_id_gives_a_last_output_after_what_was_queued() -> None:
     async with engine_with_core() as (engine, core), engine.generate(request("r")) as outputs:
         await core.receive_add()
         core.send(["r", [5]])
-        await trio.sleep(0.1)
+        await heard(engine, core)
         engine.abort(["unknown", "r", "r"])
         found = await collect(outputs)
         assert tokens(found) == [5]
@@ -428,7 +430,7 @@ async def test_the_engines_own_word_decides_between_them() -> None:
             await wait_started(engine, PATIENCE)
             zero.send(stats={"num_running_reqs": 40, "num_waiting_reqs": 3, "kv_cache_usage": 0.9})
             one.send(stats={"num_running_reqs": 2})
-            await trio.sleep(0.1)
+            await heard(engine, zero, one)
             for number in range(5):
                 async with engine.generate(request(f"r{number}")):
                     assert (await one.receive_add())[0] == f"r{number}"

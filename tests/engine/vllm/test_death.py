@@ -11,7 +11,16 @@ import trio
 import trio.testing
 import zmq
 
-from tests.engine.vllm.scripted import PATIENCE, ScriptedCore, engine_with_core, request, scripted_core, starting_engine
+from tests.engine.vllm.scripted import (
+    PATIENCE,
+    ScriptedCore,
+    engine_with_core,
+    heard,
+    request,
+    scripted_core,
+    starting_engine,
+    until,
+)
 from trio_frontend.engine.base import (
     DataParallelRankError,
     EngineError,
@@ -23,6 +32,10 @@ from trio_frontend.engine.base import (
     UtilityCallError,
 )
 from trio_frontend.engine.vllm import VllmEngine, wait_started
+from trio_frontend.engine.vllm.connection import Step
+
+BRIEFLY = 0.1
+"""Seconds to let something arrive that must change nothing."""
 
 PROMPTLY = 1.0
 """Seconds within which a death must be seen."""
@@ -188,7 +201,7 @@ async def test_the_first_failure_is_the_one_that_stays() -> None:
         core.send_frames(b"ENGINE_CORE_DEAD")
         core.die()
         await wait_failed(engine)
-        await trio.sleep(0.3)
+        await trio.sleep(BRIEFLY)
         assert engine.health.value == EngineHealth(EngineState.UNHEALTHY, "rank 0: the engine said that it is dead")
 
 
@@ -232,7 +245,7 @@ async def test_an_engine_that_speaks_after_its_failure_is_not_heard() -> None:
         core.send_frames(b"\xc1")
         await wait_failed(engine)
         core.finish("r", [5])
-        await trio.sleep(0.1)
+        await trio.sleep(BRIEFLY)
         with pytest.raises(EngineError):
             await anext(outputs)
         assert engine.health.value.state is EngineState.UNHEALTHY
@@ -313,7 +326,7 @@ async def test_health_stays_failed_until_the_new_handshake_is_complete() -> None
             again.connect_inputs()
             again.send_ready_response()
             again.connect_outputs()
-            await trio.sleep(0.1)
+            await until(lambda: [missing.step for missing in engine.missing()] == [Step.READY])
             assert engine.health.value.state is EngineState.LOST
             with pytest.raises(EngineUnavailableError):
                 async with engine.generate(request()):
@@ -337,7 +350,7 @@ async def test_nothing_that_the_old_life_says_is_heard_in_the_new_one() -> None:
                 old.finish("r", [666])
                 old.send_frames(b"ENGINE_CORE_DEAD")
                 old.die()
-                await trio.sleep(0.1)
+                await trio.sleep(BRIEFLY)
                 new.finish("r", [5])
                 assert [output.token_ids async for batch in outputs for output in batch] == [[5]]
             assert engine.health.value.serving
@@ -371,7 +384,7 @@ async def test_a_stall_is_seen_and_ends_when_outputs_flow() -> None:
             assert health.state is EngineState.STALLED
             assert health.detail == "rank 0: requests are running and no output came for 0.15 s"
             core.send(stats={"num_running_reqs": 1})
-            await trio.sleep(0.05)
+            await heard(engine, core)
             assert engine.health.value.state is EngineState.STALLED
             core.send(["r", [5]])
             with trio.fail_after(PATIENCE):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -18,6 +18,7 @@ from tests.engine.vllm.scripted import (
     request,
     scripted_core,
     starting_engine,
+    until,
 )
 from trio_frontend.engine.base import EngineState, EngineUnavailableError
 from trio_frontend.engine.vllm import (
@@ -65,7 +66,7 @@ async def test_the_last_steps_may_come_in_any_order() -> None:
         await core.receive_init()
         core.ready()
         core.connect_outputs()
-        await trio.sleep(BRIEFLY)
+        await until(lambda: [missing.step for missing in engine.missing()] == [Step.READY_RESPONSE])
         assert not engine.health.value.serving
         core.connect_inputs()
         core.send_ready_response()
@@ -193,50 +194,42 @@ async def test_progress_is_reported_with_each_change() -> None:
         nursery.start_soon(wait_started, engine, PATIENCE, reports.append)
         async with scripted_core(engine, 0) as zero, scripted_core(engine, 1) as one:
             await zero.join()
+            await until(lambda: {missing.rank for missing in reports[-1]} == {1})
             await one.join()
             with trio.fail_after(PATIENCE):
                 await engine.health.wait_value(lambda health: health.serving)
     seen = [{(missing.rank, missing.step) for missing in report} for report in reports]
     assert seen[0] == {(0, Step.HELLO), (1, Step.HELLO)}
     assert seen[-1] == set()
-    assert any((1, Step.HELLO) in report and (0, Step.HELLO) not in report for report in seen)
     assert all(missing.seconds >= 0 for report in reports for missing in report)
 
 
 # Mistakes: each is ignored, is in the log, and a proper engine joins beside it.
 
 
-async def joins_despite(mistake: Any, caplog: pytest.LogCaptureFixture, logged: str, **options: Any) -> None:
-    async with starting_engine(**options) as engine, scripted_core(engine) as core:
-        await mistake(engine)
-        await trio.sleep(BRIEFLY)
-        assert engine.health.value.state is EngineState.STARTING
-        await core.join()
-        await wait_started(engine, PATIENCE)
-        await assert_serves(engine, core)
-    assert re.search(logged, caplog.text), caplog.text
+async def joins_despite(
+    mistake: Callable[[ScriptedCore], None], identity: int | bytes, caplog: pytest.LogCaptureFixture, logged: str
+) -> None:
+    async with starting_engine() as engine:
+        async with scripted_core(engine, identity) as stranger:
+            stranger.connect()
+            mistake(stranger)
+            await until(lambda: re.search(logged, caplog.text))
+            assert engine.health.value.state is EngineState.STARTING
+            assert re.search(f"Ignored: .*{logged}", await start_error(engine))
+        async with scripted_core(engine) as core:
+            await core.join()
+            await wait_started(engine, PATIENCE)
+            await assert_serves(engine, core)
 
 
 @pytest.mark.parametrize("identity", [b"\x01", b"\x01\x02\x03", b"engine"])
 async def test_an_identity_that_is_no_rank_is_ignored(identity: bytes, caplog: pytest.LogCaptureFixture) -> None:
-    async def mistake(engine: VllmEngine) -> None:
-        async with scripted_core(engine, identity) as stranger:
-            stranger.hello()
-            await trio.sleep(BRIEFLY)
-
-    await joins_despite(mistake, caplog, f"ignored a peer with the identity {identity.hex()}")
+    await joins_despite(ScriptedCore.hello, identity, caplog, f"a peer with the identity {identity.hex()}")
 
 
-async def test_an_engine_of_an_unknown_rank_is_ignored_and_named_when_the_start_fails(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    async def mistake(engine: VllmEngine) -> None:
-        async with scripted_core(engine, 4) as stranger:
-            stranger.hello()
-            await trio.sleep(BRIEFLY)
-            assert "Ignored: rank 4, and ranks 0 to 0 are expected" in await start_error(engine)
-
-    await joins_despite(mistake, caplog, "rank 4, and ranks 0 to 0 are expected")
+async def test_an_engine_of_an_unknown_rank_is_ignored(caplog: pytest.LogCaptureFixture) -> None:
+    await joins_despite(ScriptedCore.hello, 4, caplog, "rank 4, and ranks 0 to 0 are expected")
 
 
 @pytest.mark.parametrize(
@@ -254,13 +247,7 @@ async def test_an_engine_of_an_unknown_rank_is_ignored_and_named_when_the_start_
 async def test_garbage_at_the_handshake_is_ignored(
     frames: list[bytes], logged: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def mistake(engine: VllmEngine) -> None:
-        async with scripted_core(engine) as stranger:
-            stranger.connect()
-            stranger.send_handshake(*frames)
-            await trio.sleep(BRIEFLY)
-
-    await joins_despite(mistake, caplog, logged)
+    await joins_despite(lambda stranger: stranger.send_handshake(*frames), 0, caplog, logged)
 
 
 async def test_bytes_that_are_no_zeromq_are_ignored() -> None:
@@ -288,9 +275,8 @@ async def test_a_ready_response_that_is_none_ends_that_life_only(body: bytes) ->
             await wrong.receive_init()
             wrong.connect_inputs()
             wrong.inputs[0].send(body)
-            await trio.sleep(BRIEFLY)
+            await until(lambda: [missing.step for missing in engine.missing()] == [Step.HELLO])
             assert engine.health.value.state is EngineState.STARTING
-            assert [missing.step for missing in engine.missing()] == [Step.HELLO]
         async with scripted_core(engine) as core:
             await core.join()
             await wait_started(engine, PATIENCE)
@@ -333,8 +319,7 @@ async def test_an_engine_that_dies_while_loading_is_told_in_the_log_and_may_come
             first.hello()
             await first.receive_init()
             first.die()
-            await trio.sleep(BRIEFLY)
-        assert "rank 0 closed its handshake connection before it was ready" in caplog.text
+            await until(lambda: "rank 0 closed its handshake connection before it was ready" in caplog.text)
         async with scripted_core(engine) as core:
             await core.join()
             await wait_started(engine, PATIENCE)
@@ -355,10 +340,10 @@ async def test_an_engine_that_says_ready_and_closes_the_handshake_is_no_loss(cap
 # An engine that comes while another one serves.
 
 
-async def test_a_second_engine_of_the_same_rank_waits_until_the_first_is_gone() -> None:
+async def test_a_second_engine_of_the_same_rank_waits_until_the_first_is_gone(caplog: pytest.LogCaptureFixture) -> None:
     async with engine_with_core() as (engine, first), scripted_core(engine) as second:
         second.hello()
-        await trio.sleep(BRIEFLY)
+        await until(lambda: "it waits until that one is gone" in caplog.text)
         await assert_serves(engine, first)
         first.die()
         await second.receive_init()
@@ -371,11 +356,11 @@ async def test_a_second_engine_of_the_same_rank_waits_until_the_first_is_gone() 
         await assert_serves(engine, second)
 
 
-async def test_an_engine_that_waited_and_died_is_not_waited_for() -> None:
+async def test_an_engine_that_waited_and_died_is_not_waited_for(caplog: pytest.LogCaptureFixture) -> None:
     async with engine_with_core() as (engine, first):
         async with scripted_core(engine) as second:
             second.hello()
-            await trio.sleep(BRIEFLY)
+            await until(lambda: "it waits until that one is gone" in caplog.text)
             second.die()
             await trio.sleep(BRIEFLY)
         first.die()
@@ -412,7 +397,7 @@ async def test_without_reconnect_an_engine_that_died_while_loading_may_come_agai
             await first.receive_init()
             first.connect_inputs()
             first.inputs[0].send(b"\xc1")
-            await trio.sleep(BRIEFLY)
+            await until(lambda: [missing.step for missing in engine.missing()] == [Step.HELLO])
         async with scripted_core(engine) as core:
             await core.join()
             await wait_started(engine, PATIENCE)
@@ -427,8 +412,8 @@ async def test_an_engine_that_cannot_be_given_sockets_is_told_in_the_log_and_the
             broken.setattr(TcpEndpoints, "bind", lambda *_: Addresses("tcp://203.0.113.1:*", "tcp://203.0.113.1:*"))
             async with scripted_core(engine) as refused:
                 refused.hello()
-                await trio.sleep(BRIEFLY)
-        assert "rank 0 said HELLO and cannot be taken in: [Errno 99] cannot bind tcp://203.0.113.1:*" in caplog.text
+                said = "rank 0 said HELLO and cannot be taken in: [Errno 99] cannot bind tcp://203.0.113.1:*"
+                await until(lambda: said in caplog.text)
         async with scripted_core(engine) as core:
             await core.join()
             await wait_started(engine, PATIENCE)

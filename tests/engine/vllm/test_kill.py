@@ -14,8 +14,9 @@ from contextlib import asynccontextmanager, contextmanager
 
 import pytest
 import trio
+import trio.testing
 
-from tests.engine.vllm.scripted import PATIENCE, request, starting_engine
+from tests.engine.vllm.scripted import PATIENCE, request, starting_engine, until
 from trio_frontend.engine.base import EngineError, EngineState, EngineUnavailableError
 from trio_frontend.engine.vllm import VllmEngine, wait_started
 
@@ -95,14 +96,16 @@ def open_descriptors() -> int:
 async def test_ten_kills_with_fifty_live_streams_and_nothing_is_left_of_them() -> None:
     async with starting_engine(stall_timeout=30) as engine:
         await kill_and_come_back(engine)  # what stays for good is there after the first
-        await trio.sleep(0.2)
+        await until(lambda: engine._lives[0]._sockets.input.closed)
+        await trio.testing.wait_all_tasks_blocked()
         tasks, descriptors = trio.lowlevel.current_statistics().tasks_living, open_descriptors()
         gc.collect()
         tracemalloc.start()
         before, _ = tracemalloc.get_traced_memory()
         for _ in range(9):
             await kill_and_come_back(engine)
-        await trio.sleep(0.2)
+        await until(lambda: engine._lives[0]._sockets.input.closed)
+        await trio.testing.wait_all_tasks_blocked()
         gc.collect()
         after, _ = tracemalloc.get_traced_memory()
         tracemalloc.stop()

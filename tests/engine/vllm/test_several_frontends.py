@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 import pytest
 import trio
 
-from tests.engine.vllm.scripted import PATIENCE, ScriptedCore, request, scripted_core, starting_engine
+from tests.engine.vllm.scripted import PATIENCE, ScriptedCore, request, scripted_core, starting_engine, until
 from trio_frontend.engine.base import EngineState
 from trio_frontend.engine.vllm import (
     Addresses,
@@ -20,6 +20,9 @@ from trio_frontend.engine.vllm import (
     start_engine,
     wait_started,
 )
+
+BRIEFLY = 0.1
+"""Seconds to let something arrive that must change nothing."""
 
 
 def free_addresses(count: int = 1) -> tuple[Addresses, ...]:
@@ -95,6 +98,8 @@ async def test_both_see_the_engines_death_and_its_return() -> None:
                 with trio.fail_after(PATIENCE):
                     for engine in (first, second):
                         await engine.health.wait_value(lambda health: health.state is EngineState.LOST)
+                # An engine takes seconds to come back, by which time its addresses have been bound anew.
+                await until(lambda: second._lives[0].starting)
 
 
 async def test_without_reconnect_a_joined_engine_is_not_taken_in_again() -> None:
@@ -108,7 +113,7 @@ async def test_without_reconnect_a_joined_engine_is_not_taken_in_again() -> None
             await again.join()
             with trio.fail_after(PATIENCE):
                 await first.health.wait_value(lambda health: health.serving)
-            await trio.sleep(0.1)
+            await trio.sleep(BRIEFLY)
             assert second.health.value.state is EngineState.LOST
 
 
