@@ -197,19 +197,23 @@ async def test_a_handler_that_reads_nothing_lets_a_second_call_through() -> None
 @asynccontextmanager
 async def over_sockets(
     *services: object, limits: rpc.ServerLimits | None = None
-) -> AsyncIterator[tuple[rpc.Server, Client, socket.socket]]:
-    """A server on a TCP port, and a client whose kernel takes little before it is read."""
+) -> AsyncIterator[tuple[rpc.Server, Client]]:
+    """A server on a TCP port, and a client; on both sides the kernel takes little before it is read."""
     server = rpc.Server(services, limits=limits)  # type: ignore[arg-type]
     async with trio.open_nursery() as nursery:
-        [address] = await nursery.start(server.serve, await rpc.listen_tcp())
+        [listener] = await rpc.listen_tcp()
+        for option in (socket.SO_RCVBUF, socket.SO_SNDBUF):
+            listener.socket.setsockopt(socket.SOL_SOCKET, option, 32_768)
+        [address] = await nursery.start(server.serve, [listener])
         sock = socket.socket()
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 32_768)
         sock.connect(address)
         sock.setblocking(False)
         client = Client(trio.SocketStream(trio.socket.from_stdlib_socket(sock)))
         await client.start(INITIAL_WINDOW_SIZE=2**31 - 1)
         await client.send(wire.window_update(0, 2**31 - 1 - 65_535))
-        yield server, client, sock
+        yield server, client
         await client.aclose()
         await server.shutdown(0)
 
@@ -226,7 +230,7 @@ async def stalled(producer: Producer) -> int:
 async def test_a_client_that_reads_nothing_costs_the_send_buffer_and_one_frame() -> None:
     producer = Producer()
     limits = rpc.ServerLimits(send_buffer=50_000)
-    async with over_sockets(service(producer, SERVER_STREAM), limits=limits) as (server, client, _):
+    async with over_sockets(service(producer, SERVER_STREAM), limits=limits) as (server, client):
         for i in range(20):
             await client.open(b"%d" % i)
         await stalled(producer)
@@ -237,7 +241,7 @@ async def test_a_client_that_reads_nothing_costs_the_send_buffer_and_one_frame()
 
 async def test_calls_of_a_client_that_reads_again_go_on_and_have_their_turns() -> None:
     producer = Producer()
-    async with over_sockets(service(producer, SERVER_STREAM)) as (_, client, _):
+    async with over_sockets(service(producer, SERVER_STREAM)) as (_, client):
         streams = [await client.open(b"%d" % i) for i in range(10)]
         await stalled(producer)
         before = dict(producer.sent)
@@ -256,7 +260,7 @@ async def test_one_huge_message_leaves_room_for_small_ones() -> None:
             for _ in range(20):
                 await request.send(value(b"small"))
 
-    async with over_sockets(service(either, SERVER_STREAM)) as (_, client, _):
+    async with over_sockets(service(either, SERVER_STREAM)) as (_, client):
         huge = await client.open(b"huge")
         await client.until(lambda: len(client.responses[huge].data) > 100_000)
         small = await client.open(b"small")
@@ -269,7 +273,7 @@ async def test_a_client_that_reads_nothing_is_closed_after_write_timeout() -> No
     producer = Producer()
     async with over_sockets(
         service(producer, SERVER_STREAM), limits=rpc.ServerLimits(write_timeout=0.2, close_timeout=0.1)
-    ) as (server, client, _):
+    ) as (server, client):
         await client.open(b"")
         await stalled(producer)
         with trio.fail_after(5):
@@ -281,7 +285,7 @@ async def test_a_client_that_reads_nothing_is_closed_after_write_timeout() -> No
 async def test_a_shutdown_does_not_wait_for_a_client_that_reads_nothing(caplog: pytest.LogCaptureFixture) -> None:
     producer = Producer()
     limits = rpc.ServerLimits(close_timeout=0.2)
-    async with over_sockets(service(producer, SERVER_STREAM), limits=limits) as (server, client, _):
+    async with over_sockets(service(producer, SERVER_STREAM), limits=limits) as (server, client):
         await client.open(b"")
         await stalled(producer)
         with trio.fail_after(5):
@@ -299,17 +303,27 @@ async def test_reading_stops_while_answers_pile_up_and_goes_on_when_they_are_rea
     async def echo(message: BytesValue) -> BytesValue:
         return message
 
-    async with over_sockets(service(echo), limits=limits) as (server, client, sock):
+    async with over_sockets(service(echo), limits=limits) as (server, client):
         sent = 0
-        pings = wire.ping() * 1000
-        with trio.move_on_after(1):
-            while True:
-                await client.send(pings)
+        client.answers = False  # it would wait for the flood, and stop reading
+
+        async def flood() -> None:
+            nonlocal sent
+            for _ in range(60):
+                await client.send(wire.ping() * 1000)
                 sent += 1
-        [connection] = server._connections
-        assert connection.outbox.backlog < 200_000
-        client.answers = False
-        assert (sent, sock.fileno()) > (0, 0)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(flood)
+            before = -1
+            while before != sent:
+                before = sent
+                await trio.testing.wait_all_tasks_blocked(0.05)
+            assert 0 < sent < 60
+            [connection] = server._connections
+            assert 20_000 < connection.outbox.backlog < 20_000 + 2 * 65_536
+            nursery.start_soon(client.until, lambda: sent == 60)
+        assert (await client.call(b"x")).messages == [b"x"]
 
 
 async def test_a_bidirectional_call_whose_client_does_not_read_still_receives() -> None:
