@@ -276,6 +276,7 @@ class TestContinuation:
         assert client.failure() == PROTOCOL_ERROR
 
     @pytest.mark.parametrize("before", [b"", headers(3)], ids=["nothing", "a whole block"])
-    def test_it_must_continue_something(self, client: Client, before: bytes) -> None:
-        client.send(before, frame(CONTINUATION, END_HEADERS, 3, block(REQUEST)))
+    @pytest.mark.parametrize("flags", [0, END_HEADERS])
+    def test_it_must_continue_something(self, client: Client, before: bytes, flags: int) -> None:
+        client.send(before, frame(CONTINUATION, flags, 3, block(REQUEST)))
         assert client.failure() == PROTOCOL_ERROR
