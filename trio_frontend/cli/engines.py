@@ -9,6 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import trio
+
 from trio_frontend.engine.base import Engine
 from trio_frontend.server import OpenEngine
 
@@ -43,7 +45,7 @@ async def _external(args: argparse.Namespace, model: str) -> AsyncIterator[Engin
 
     async with vllm.open_engine(
         handshake_address=args.handshake_address,
-        options=_vllm_options(args),
+        options=await _vllm_options(args, model),
         start_timeout=args.engine_start_timeout,
     ) as engine:
         yield engine
@@ -64,15 +66,17 @@ async def _owned(args: argparse.Namespace, model: str) -> AsyncIterator[Engine]:
         model,
         vllm=args.vllm or "vllm",
         arguments=[*same_files, *args.passed_through],
-        options=_vllm_options(args),
+        options=await _vllm_options(args, model),
         start_timeout=args.engine_start_timeout,
     ) as engine:
         yield engine
 
 
-def _vllm_options(args: argparse.Namespace) -> VllmOptions:
+async def _vllm_options(args: argparse.Namespace, model: str) -> VllmOptions:
     from trio_frontend.engine.vllm import VllmOptions
+    from trio_frontend.text import is_multimodal, read_config
 
+    config = await trio.to_thread.run_sync(read_config, args.hf_config_path or model, abandon_on_cancel=True)
     try:
         return VllmOptions(
             data_parallel_size=args.data_parallel_size,
@@ -80,6 +84,7 @@ def _vllm_options(args: argparse.Namespace) -> VllmOptions:
             engine_reconnect=args.engine_reconnect,
             stall_timeout=args.stall_timeout or None,
             max_logprobs=args.max_logprobs,
+            supports_multimodal=is_multimodal(config),
         )
     except ValueError as error:
         raise UsageError(str(error)) from error

@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +21,7 @@ from typing import Any
 
 from trio_frontend.text.tokenizer import Tokenizer
 
-__all__ = ["GenerationDefaults", "ModelFiles", "ModelFilesError"]
+__all__ = ["GenerationDefaults", "ModelFiles", "ModelFilesError", "is_multimodal", "read_config"]
 
 _Find = Callable[[str], "Path | None"]
 
@@ -127,6 +128,20 @@ class ModelFiles:
             max_position=_positive(language, "max_position_embeddings"),
             config=config,
         )
+
+
+def read_config(model: str | os.PathLike[str], *, revision: str | None = None) -> dict[str, Any]:
+    """A model's config.json alone; empty if it has none. Reads and raises as :meth:`ModelFiles.load` does."""
+    return _read_json(_finder(model, revision)("config.json"))
+
+
+def is_multimodal(config: Mapping[str, Any]) -> bool:
+    """Whether a model with this config.json takes images, video or audio beside text.
+
+    An engine does not say, and vLLM knows it by the model's class. The configs of such models describe an encoder, or name the token
+    that stands for what it encodes.
+    """
+    return any(re.match(r"(mm_|image_|img_processor|video_|audio_|vision_|speech_|thinker_config)", name) for name in config)
 
 
 def _tokenizer_file(path: str | os.PathLike[str] | None) -> Path | None:
