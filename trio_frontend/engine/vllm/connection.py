@@ -296,17 +296,17 @@ class EngineConnection:
         """Its connection went: hear what it said before, which may say more than that."""
         output = self._sockets.output
         for _ in range(RECEIVE_HWM):  # as many as can wait: an engine whose input alone is lost may go on for ever
-            if self.failure is not None or not output.readable():
+            if self.failure is not None or (frames := output.take()) is None:
                 break
-            self._handle(output.take())
+            self._handle(frames)
         self.fail(EngineState.LOST, "the connection to the engine was lost")
 
     async def _receive_outputs(self) -> None:
         socket = self._sockets.output
         while True:
             handled = 0
-            while socket.readable():
-                handled += self._handle(socket.take())
+            while (frames := socket.take()) is not None:
+                handled += self._handle(frames)
                 if self.failure is not None:
                     return
                 if handled >= TURN:

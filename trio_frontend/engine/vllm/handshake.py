@@ -79,8 +79,8 @@ class Handshake:
             self.close()
 
     def _handle_waiting(self) -> None:
-        while self._socket.readable():
-            self._handle(self._socket.take())
+        while (frames := self._socket.take()) is not None:
+            self._handle(frames)
 
     def life_ended(self, rank: int) -> None:
         """The present life of ``rank`` has failed: an engine that waits in its place is answered now."""
