@@ -23,8 +23,9 @@ async def open_private_nursery() -> AsyncIterator[trio.Nursery]:
         if len(group.exceptions) > 1:
             raise
         error = group.exceptions[0]
+        context = error.__context__
         try:
-            # The group would be its context, and every traceback would show the failure twice.
-            raise error from error.__cause__
+            raise error
         finally:
-            del error, group
+            error.__context__ = context  # not the group, in which a traceback would show the failure twice
+            del context, error, group

@@ -21,6 +21,8 @@ import trio
 from google.protobuf.message import Message
 from purerpc.grpclib.status import StatusCode
 
+from trio_frontend.nurseries import open_private_nursery
+
 from .call import Call
 from .connection import (
     Connection,
@@ -88,22 +90,15 @@ async def open_channel(
     max_message_size: int = DEFAULT_MAX_MESSAGE_SIZE,
 ) -> AsyncIterator[Channel]:
     """Like :func:`connect`, over a stream that is connected already and is closed at the end: in memory, say, or a proxy's."""
-    failure: BaseException | None = None
-    async with transport, trio.open_nursery() as nursery:
+    async with transport, open_private_nursery() as nursery:
         channel = Channel(transport, scheme, authority, check_metadata(metadata), max_message_size)
         nursery.start_soon(channel.read)
         nursery.start_soon(channel.write)
         try:
             yield channel
-        except trio.Cancelled:
-            raise
-        except BaseException as error:  # noqa: BLE001 - raised again below, outside of the nursery, which would wrap it in a group
-            failure = error
         finally:
             channel.close()
             nursery.cancel_scope.cancel()
-    if failure is not None:
-        raise failure
 
 
 class Responses(Generic[Response]):
