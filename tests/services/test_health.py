@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import tracemalloc
 from collections.abc import Callable
+from contextlib import AsyncExitStack
 
 import purerpc
 import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
+from trio_frontend.engine.base import EngineState
+from trio_frontend.protos.grpc.health.v1.health_grpc import HealthStub
 from trio_frontend.protos.grpc.health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse, HealthListRequest
 from trio_frontend.services.health import LIVENESS, HealthService
+from trio_frontend.testing import ScriptedEngine, open_frontend
 
 SERVING = HealthCheckResponse.SERVING
 NOT_SERVING = HealthCheckResponse.NOT_SERVING
@@ -204,3 +208,29 @@ class StepCount(trio.abc.Instrument):
 
     def before_task_step(self, task: trio.lowlevel.Task) -> None:
         self.count += 1
+
+
+@pytest.mark.slow
+async def test_ten_thousand_idle_watches_over_connections_cost_memory_and_no_wake_up(autojump_clock) -> None:
+    """The same through the whole server: ten connections of a thousand watches each."""
+    engine = ScriptedEngine()
+    async with open_frontend(engine) as frontend, AsyncExitStack() as stack:
+        watches = []
+        for _ in range(10):
+            channel = await stack.enter_async_context(frontend.connect())
+            method = HealthStub(channel).Watch
+            for _ in range(1000):
+                changes = await stack.enter_async_context(channel.stream(method, HealthCheckRequest()))
+                watches.append(changes)
+        for changes in watches:
+            assert (await anext(changes)).status == SERVING
+        assert frontend.server.health.watches == 10_000
+        assert len(frontend.server.health._board._level_results) == 1
+        steps = StepCount()
+        trio.lowlevel.add_instrument(steps)
+        await trio.sleep(30)
+        trio.lowlevel.remove_instrument(steps)
+        assert steps.count < 100
+        engine.set_health(EngineState.LOST)
+        for changes in watches:
+            assert (await anext(changes)).status == NOT_SERVING
