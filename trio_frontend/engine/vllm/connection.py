@@ -7,7 +7,8 @@ Rules that hold here:
 * One task reads outputs. It decodes each message once, hands every output to its request without waiting, and lets the other
   tasks run after a turn's worth of them.
 * ``fail`` is how a life ends badly, once: health first, then every request and utility call.
-* Aborts gather, and leave in one message when the loop comes round to the sender.
+* Requests and aborts gather, and leave when the loop comes round to the sender: requests one after another, without a wake of
+  ZeroMQ's thread for each, then the aborts in one message. Whatever else is sent goes after what has gathered.
 """
 
 from __future__ import annotations
@@ -44,11 +45,21 @@ logger = logging.getLogger(__name__)
 TURN: Final = 64
 """Outputs handled before other tasks run: one step of a full batch, so that its tokens are written before the next is read."""
 
+FEW: Final = 3
+"""Messages in a row before each of which the socket is asked whether one waits; where there are more, most likely there is one."""
+
+GATHERED: Final = 64
+"""Requests that wait for the sender's turn at most: all that one read from a connection brings, as a rule."""
+
 LAST_WORDS_TIMEOUT: Final = 0.1
 """Seconds to wait for the rest of the outputs when the input connection is lost first: a dying engine closes both."""
 
 LINGER: Final = 0.5
 """Seconds that the last aborts may take to leave when we close."""
+
+
+Message = tuple[bytes, bytes, bytes]
+"""To the engine: its identity, the type of the request, its body."""
 
 
 class Step(enum.Enum):
@@ -106,8 +117,9 @@ class EngineConnection:
         self._owner = owner
         self._stall_timeout = stall_timeout
         self._requests: dict[str, RequestOutputs] = {}
+        self._gathered: list[Message] = []
         self._aborts: list[str] = []
-        self._abort_wanted = trio.Event()
+        self._sender_wanted = trio.Event()
         self._blocked = False
         self._ended = trio.Event()
         self._output_lost = trio.Event()
@@ -140,7 +152,7 @@ class EngineConnection:
                 nursery.start_soon(self._receive_outputs)
                 nursery.start_soon(self._watch_input)
                 nursery.start_soon(self._watch_output)
-                nursery.start_soon(self._send_aborts)
+                nursery.start_soon(self._send_gathered)
                 nursery.start_soon(self._watch_stall)
                 await self._ended.wait()
                 nursery.cancel_scope.cancel()
@@ -148,7 +160,7 @@ class EngineConnection:
             if self.failure is None:
                 self._aborts.extend(self._requests)
                 self._end_all("the engine's client was closed")
-                self._try_send_aborts()
+                self._try_send_gathered()
             self._ended.set()
             self._sockets.close(0.0 if self.failure else LINGER)
 
@@ -185,8 +197,11 @@ class EngineConnection:
     # Requests and calls, from the tasks that make them.
 
     def add(self, request_id: str, body: bytes, outputs: RequestOutputs) -> None:
-        """Send an ADD. EngineUnavailableError if the engine cannot be reached or does not read."""
-        self._send((self.identity, wire.ADD, body))
+        """Send an ADD, soon. EngineUnavailableError if the engine does not read."""
+        if self._blocked or (len(self._gathered) >= GATHERED and not self._try_send_gathered()):
+            raise self._unread()
+        self._gathered.append((self.identity, wire.ADD, body))
+        self._sender_wanted.set()
         if not self._requests:
             self.activity.busy(trio.current_time())
         self._requests[request_id] = outputs
@@ -199,7 +214,7 @@ class EngineConnection:
         outputs = self._forget(request_id)
         if outputs is not None:
             self._aborts.append(request_id)
-            self._abort_wanted.set()
+            self._sender_wanted.set()
         return outputs
 
     def _forget(self, request_id: str) -> RequestOutputs | None:
@@ -222,37 +237,49 @@ class EngineConnection:
             raise
         return call
 
-    def _send(self, frames: tuple[bytes, bytes, bytes]) -> None:
-        if self._blocked:  # the abort sender waits in the socket, which must then be left alone
-            raise EngineUnavailableError(f"the engine of rank {self.rank} does not read its requests")
+    def _send(self, frames: Message) -> None:
+        # While the sender waits in the socket it must be left alone.
+        if self._blocked or not self._try_send_gathered():
+            raise self._unread()
         try:
             self._sockets.input.send_nowait(frames)
         except trio.WouldBlock:
-            raise EngineUnavailableError(f"the engine of rank {self.rank} does not read its requests") from None
+            raise self._unread() from None
         except OSError:
             raise EngineUnavailableError(f"the engine of rank {self.rank} is not connected") from None
 
+    def _unread(self) -> EngineUnavailableError:
+        return EngineUnavailableError(f"the engine of rank {self.rank} does not read its requests")
+
     # Tasks.
 
-    async def _send_aborts(self) -> None:
+    async def _send_gathered(self) -> None:
         while True:
-            await self._abort_wanted.wait()
-            self._abort_wanted = trio.Event()
-            while not self._try_send_aborts():
+            await self._sender_wanted.wait()
+            self._sender_wanted = trio.Event()
+            while not self._try_send_gathered():
                 self._blocked = True
                 await self._sockets.input.wait()
             self._blocked = False
 
-    def _try_send_aborts(self) -> bool:
-        """Send what has gathered. False if the engine's queue is full."""
-        if self._aborts:
-            try:
-                self._sockets.input.send_nowait((self.identity, wire.ABORT, wire.encode(self._aborts)))
-            except trio.WouldBlock:
-                return False
-            except OSError:
-                logger.debug("rank %d is not connected, %d aborts are dropped", self.rank, len(self._aborts))
-            self._aborts = []
+    def _try_send_gathered(self) -> bool:
+        """Send what has gathered. False if the engine's queue is full: what is left stays, in order."""
+        gathered, send = self._gathered, self._sockets.input.send_nowait
+        sent = 0
+        try:
+            for frames in gathered:
+                send(frames)
+                sent += 1
+            if self._aborts:
+                send((self.identity, wire.ABORT, wire.encode(self._aborts)))
+        except trio.WouldBlock:
+            del gathered[:sent]
+            return False
+        except OSError:
+            # Its monitor tells of that as well, and the requests end then.
+            logger.debug("rank %d is not connected, %d messages are dropped", self.rank, len(gathered) - sent)
+        gathered.clear()
+        self._aborts = []
         return True
 
     async def _receive_ready(self) -> None:
@@ -304,8 +331,12 @@ class EngineConnection:
     async def _receive_outputs(self) -> None:
         socket = self._sockets.output
         while True:
-            handled = 0
-            while (frames := socket.take()) is not None:
+            handled = taken = 0
+            while taken >= FEW or socket.readable():
+                frames = socket.take()
+                if frames is None:
+                    break
+                taken += 1
                 handled += self._handle(frames)
                 if self.failure is not None:
                     return

@@ -2,9 +2,8 @@
 
 Rules that hold here:
 
-* The FD of a ZeroMQ socket is edge-triggered and says only "look at me": whoever waits on it first tries, and waits only when ZeroMQ
-  has answered EAGAIN, which it does after it has looked at all that the FD had told (``zmq_getsockopt(3)``, ZMQ_FD; asking for
-  ZMQ_EVENTS before each message looks as well, at the price of two system calls).
+* The FD of a ZeroMQ socket is edge-triggered and says only "look at me": whoever waits on it first looks at ``ZMQ_EVENTS``, or
+  tries and gets EAGAIN, which is the same look, and waits only when there is nothing (``zmq_getsockopt(3)``, ZMQ_FD).
 * Every call on a socket may swallow the edge that another task waits for. So a socket has one task that waits, and any other
   task that sends on it does so only while nobody waits on it.
 * Events of a socket (connected, gone) come from libzmq's own monitor, over an inproc PAIR socket that is waited for likewise.
@@ -30,6 +29,8 @@ TERM_TIMEOUT: Final = 2.0
 """Seconds that closing a context may take: longer than any socket's linger."""
 
 # As plain ints: pyzmq's are enums, whose arithmetic costs more than the calls they go to.
+EVENTS: Final = int(zmq.EVENTS)
+POLLIN: Final = int(zmq.POLLIN)
 NOBLOCK: Final = int(zmq.NOBLOCK)
 NOBLOCK_SNDMORE: Final = int(zmq.NOBLOCK | zmq.SNDMORE)
 
@@ -93,8 +94,12 @@ class Socket:
             raise OSError(error.errno, f"cannot bind {address}: {error.strerror}") from None
         return self.zmq.getsockopt_string(zmq.LAST_ENDPOINT)
 
+    def readable(self) -> bool:
+        """A message waits. To ask costs two system calls."""
+        return bool(self._number(EVENTS) & POLLIN)
+
     def take(self) -> list[zmq.Frame] | None:
-        """The frames of one message, None if none waits."""
+        """The frames of one message, None if none waits: which is told by an exception in pyzmq, and costs more than to ask first."""
         try:
             frame = self.zmq.recv(NOBLOCK, copy=False)
         except zmq.Again:
