@@ -95,7 +95,17 @@ def test_each_flag_reaches_the_config(tmp_path: Path) -> None:
             "1.5",
         ],
         *["--max-logprobs", "-1", "--structured-outputs-backend", "guidance", "--stream-interval", "4"],
-        *["--lora-modules", "x=/x", "y=/y", "--generation-config", str(tmp_path), "--tokenizer", "t", "--hf-config-path", "c"],
+        *[
+            "--lora-modules",
+            "x=/x",
+            "y=/y",
+            "--generation-config",
+            str(tmp_path),
+            "--tokenizer",
+            "t",
+            "--hf-config-path",
+            "c",
+        ],
         *["--ssl-certfile", str(certificate), "--ssl-ca-certs", str(certificate), "--ssl-cert-reqs", "2"],
     )
     assert config.served_model_names == ("a", "b")
@@ -149,7 +159,8 @@ def test_a_bad_command_line_is_one_clear_line_and_exit_code_2(words: list[str], 
     printed = capsys.readouterr()
     last = printed.err.strip().splitlines()[-1]
     assert said in last
-    assert last.startswith("trio-frontend") and ": error: " in last
+    assert last.startswith("trio-frontend")
+    assert ": error: " in last
     assert "Traceback" not in printed.err
     assert printed.out == ""
 
@@ -158,6 +169,28 @@ def test_a_group_of_exceptions_is_told_in_one_line_each_once() -> None:
     inner = OSError(98, "Address already in use")
     group = BaseExceptionGroup("a", [ExceptionGroup("b", [inner, KeyError("x\ny")]), ExceptionGroup("c", [inner])])
     assert one_line(group) == "Address already in use; KeyError: 'x\\ny'"
+
+
+def test_a_fault_of_our_own_has_one_traceback_and_no_groups(monkeypatch, capsys) -> None:
+    def fail(_: object) -> int:
+        raise ExceptionGroup("outer", [ExceptionGroup("inner", [KeyError("fault")])])
+
+    monkeypatch.setattr("trio_frontend.cli.serve.run", fail)
+    assert main(["serve"]) == 1
+    printed = capsys.readouterr().err
+    assert printed.endswith("\ntrio-frontend serve: KeyError: 'fault'\n")
+    assert "ExceptionGroup" not in printed
+    assert printed.count("KeyError: 'fault'") == 2  # its traceback's last line, and ours
+
+
+@pytest.mark.parametrize("error", [OSError(2, "No such file", "f"), ValueError("x is wrong"), UsageError("wrong")])
+def test_what_a_user_can_mend_is_one_line_without_a_traceback(monkeypatch, capsys, error) -> None:
+    def fail(_: object) -> int:
+        raise error
+
+    monkeypatch.setattr("trio_frontend.cli.serve.run", fail)
+    assert main(["serve"]) in (1, 2)
+    assert capsys.readouterr().err.count("\n") == 1
 
 
 def test_help_and_the_package_are_quick_to_import() -> None:

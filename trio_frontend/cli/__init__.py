@@ -5,7 +5,8 @@ Rules that hold here:
 * A command is a module with ``add_commands(commands)``, which adds its parsers and sets ``run``, a function from the
   parsed arguments to the exit code. What is imported at the top of such a module is paid for by ``--help``: no Trio, no
   protobuf, no engine. ``run`` imports what it needs.
-* Whatever goes wrong is one line on stderr. Exit codes: 0 done as asked, 1 it failed, 2 the command line is wrong, 130 interrupted.
+* What goes wrong is one line on stderr. Only a fault of our own, which no user can mend, has its traceback before that line.
+  Exit codes: 0 done as asked, 1 it failed, 2 the command line is wrong, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -14,9 +15,10 @@ import argparse
 import contextlib
 import os
 import sys
+import traceback
 from collections.abc import Sequence
 
-from .errors import CommandError, UsageError, one_line
+from .errors import CommandError, UsageError, faults, one_line
 
 __all__ = ["CommandError", "UsageError", "build_parser", "main"]
 
@@ -47,10 +49,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         # The reader of our output is gone (``| head``). Python would complain again when it flushes stdout at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
-    except Exception as error:
-        # The last line of defence of a command line: one line, never a traceback.
-        if os.environ.get("TRIO_FRONTEND_TRACEBACK"):
-            raise
+    except Exception as error:  # noqa: BLE001 - here it becomes the exit code
+        for fault in faults(error):
+            _complain("".join(traceback.format_exception(fault)).rstrip())
         return _fail(f"{PROGRAM} {args.command}: {one_line(error)}", 1)
 
 
@@ -80,7 +81,11 @@ class _Version(argparse.Action):
 
 
 def _fail(line: str, code: int) -> int:
+    _complain(line)
+    return code
+
+
+def _complain(text: str) -> None:
     # stderr may be closed or gone; the exit code still tells.
     with contextlib.suppress(OSError, ValueError, AttributeError):
-        print(line, file=sys.stderr, flush=True)
-    return code
+        print(text, file=sys.stderr, flush=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["CommandError", "UsageError", "leaves", "one_line"]
+__all__ = ["CommandError", "UsageError", "faults", "leaves", "one_line"]
 
 
 class CommandError(Exception):
@@ -33,13 +33,18 @@ def one_line(error: BaseException) -> str:
     return "; ".join(dict.fromkeys(_describe(leaf) for leaf in leaves(error)))
 
 
+def faults(error: BaseException) -> list[BaseException]:
+    """Those of ``error``'s leaves that are nobody's mistake but ours: what is not said in words made for a reader."""
+    return [leaf for leaf in leaves(error) if not _is_told(leaf)]
+
+
+def _is_told(error: BaseException) -> bool:
+    return isinstance(error, (OSError, ValueError)) or type(error).__module__.startswith("trio_frontend.")
+
+
 def _describe(error: BaseException) -> str:
     text = " ".join(str(error).split())
     if isinstance(error, OSError) and error.strerror:
         # Without the number that str() puts before it.
         text = f"{error.strerror}: {error.filename}" if error.filename else error.strerror
-    if isinstance(error, (OSError, ValueError, RuntimeError)) and text and type(error).__module__ in ("builtins", "trio"):
-        return text
-    if type(error).__module__.startswith("trio_frontend.") and text:
-        return text
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+    return text if text and _is_told(error) else f"{type(error).__name__}: {text}".removesuffix(": ")
