@@ -133,9 +133,12 @@ def external() -> Iterator[Portal]:
 @pytest.fixture(scope="module")
 def owned() -> Iterator[Portal]:
     vllm = str(require_vllm())
-    os.environ.update(ENVIRONMENT)
-    with portal(launch_engine(str(MODEL), vllm=vllm, arguments=ENGINE_ARGUMENTS, start_timeout=START_TIMEOUT)) as opened:
-        yield opened
+    opened = launch_engine(str(MODEL), vllm=vllm, arguments=ENGINE_ARGUMENTS, start_timeout=START_TIMEOUT)
+    with pytest.MonkeyPatch.context() as environment:
+        for name, value in ENVIRONMENT.items():
+            environment.setenv(name, value)
+        with portal(opened) as here:
+            yield here
 
 
 @pytest.fixture(params=["external", "owned"])

@@ -193,6 +193,7 @@ async def test_progress_is_reported_with_each_change() -> None:
     async with starting_engine(data_parallel_size=2) as engine, trio.open_nursery() as nursery:
         nursery.start_soon(wait_started, engine, PATIENCE, reports.append)
         async with scripted_core(engine, 0) as zero, scripted_core(engine, 1) as one:
+            await until(lambda: reports)
             await zero.join()
             await until(lambda: {missing.rank for missing in reports[-1]} == {1})
             await one.join()

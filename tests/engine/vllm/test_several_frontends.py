@@ -105,6 +105,7 @@ async def test_both_see_the_engines_death_and_its_return() -> None:
 async def test_without_reconnect_a_joined_engine_is_not_taken_in_again() -> None:
     async with two_frontends(reconnect=False) as (first, second), scripted_core(first) as core:
         await core.join()
+        await wait_started(first, PATIENCE)
         await wait_started(second, PATIENCE)
         core.die()
         with trio.fail_after(PATIENCE):
