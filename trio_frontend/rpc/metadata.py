@@ -77,6 +77,10 @@ class Metadata(Mapping[str, MetadataValue]):
                 return value
         raise KeyError(name)
 
+    def __contains__(self, name: object) -> bool:
+        # Mapping's own asks __getitem__, and pays for an exception.
+        return name in [key for key, _ in self._pairs]
+
     def __iter__(self) -> Iterator[str]:
         return iter(dict.fromkeys(key for key, _ in self._pairs))
 

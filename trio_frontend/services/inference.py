@@ -14,8 +14,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
@@ -91,7 +90,7 @@ class InferenceService:
 
     async def generate(self, message: pb.GenerateRequest, call: Call) -> pb.GenerateResponse:
         """Generate: the whole answer in one message."""
-        with _statuses():
+        with STATUSES:
             if message.sampling.num_sequences > 1:
                 raise InvalidRequestError(
                     f"sampling.num_sequences must be 1 for Generate, whose answer holds one sequence, "
@@ -102,7 +101,7 @@ class InferenceService:
 
     async def generate_stream(self, message: pb.GenerateRequest, call: Call) -> None:
         """GenerateStream: the answer as it comes."""
-        with _statuses():
+        with STATUSES:
             plan = await self._plan(message, call)
             requests = plan.engine_requests()
             with self._registry.track(plan.external_id, [request.request_id for request in requests]):
@@ -164,7 +163,7 @@ class InferenceService:
     async def _answer(self, plan: GenerationPlan) -> pb.GenerateResponse:
         [request] = plan.engine_requests()
         sequence = self._sequence(plan, 0)
-        with self._registry.track(plan.external_id, [request.request_id]), _logged(request):
+        with self._registry.track(plan.external_id, [request.request_id]), Logged(request):
             async with self._engine.generate(request) as outputs:
                 prompt_logprobs = await collect(sequence, outputs)
         return pb.GenerateResponse(prompt_info=plan.prompt_info(prompt_logprobs), outputs=sequence.take())
@@ -180,42 +179,55 @@ class InferenceService:
         self, plan: GenerationPlan, request: EngineRequest, index: int, call: Call, prompt: PromptMessage
     ) -> None:
         delivery = Delivery(self._sequence(plan, index), call, self._stream_interval, self._messages.of(plan.output, index))
-        with _statuses(), _logged(request):
+        with STATUSES, Logged(request):
             async with self._engine.generate(request) as outputs:
                 first = await (prompt.send(outputs) if index == 0 else prompt.wait())
                 last = await delivery.run(outputs, first)
             await call.send_bytes(last)
 
 
-@contextmanager
-def _statuses() -> Iterator[None]:
+class Statuses:
     """What a request can end with becomes its status; anything else is a fault and stays what it is."""
-    try:
-        yield
-    except Exception as error:
-        status = as_status(error)
-        if status is None:
-            raise
-        raise status from error
+
+    __slots__ = ()
+
+    def __enter__(self) -> None:
+        """Nothing to do."""
+
+    def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
+        if isinstance(error, Exception):
+            status = as_status(error)
+            if status is not None:
+                raise status from error
 
 
-@contextmanager
-def _logged(request: EngineRequest) -> Iterator[None]:
+STATUSES = Statuses()
+
+
+class Logged:
     """A line for each failure of an engine's, with both ids: the caller's and the engine's."""
-    try:
-        yield
-    except EngineError as error:
-        logger.warning(
-            "the engine failed a request",
-            extra={
-                "request_id": request.external_request_id[:LOGGED_ID_LENGTH],
-                "engine_request_id": request.request_id[-LOGGED_ID_LENGTH:],
-                "error": error.message,
-                "code": error.code,
-                "retryable": error.retryable,
-            },
-        )
-        raise
+
+    __slots__ = ("_request",)
+
+    def __init__(self, request: EngineRequest) -> None:
+        self._request = request
+
+    def __enter__(self) -> None:
+        """Nothing to do."""
+
+    def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
+        if isinstance(error, EngineError):
+            request = self._request
+            logger.warning(
+                "the engine failed a request",
+                extra={
+                    "request_id": request.external_request_id[:LOGGED_ID_LENGTH],
+                    "engine_request_id": request.request_id[-LOGGED_ID_LENGTH:],
+                    "error": error.message,
+                    "code": error.code,
+                    "retryable": error.retryable,
+                },
+            )
 
 
 class _Inference(InferenceServicer):

@@ -32,6 +32,13 @@ MAX_DEPTH: Final = 64
 
 TokenIds = list[Annotated[int, msgspec.Meta(ge=0, lt=2**31)]]
 
+
+class _Ids(msgspec.Struct, array_like=True, gc=False):
+    """What msgspec knows of a Struct it keeps; of a list[...] it finds it out with every call, at ten times a short list's price."""
+
+    ids: TokenIds
+
+
 INT64: Final = range(-(2**63), 2**63)
 BACKENDS: Final = ("xgrammar", "guidance", "outlines", "lm-format-enforcer")
 
@@ -80,52 +87,71 @@ def encode_add(request: EngineRequest, engine: EngineInfo, *, client_index: int,
 def _sampling_params(p: SamplingParams) -> dict[str, Any]:
     """``SamplingParams`` as a map that leaves out what is at its default there."""
     max_tokens = _integer("max_tokens", p.max_tokens, 1, 2**31 - 1)
-    min_tokens = _integer("min_tokens", p.min_tokens, 0, max_tokens)
-    stop_token_ids = _token_ids("stop_token_ids", p.stop_token_ids, empty=True)
-    extra_eos = _token_ids("extra_eos_token_ids", p.extra_eos_token_ids, empty=True)
-    eos = _integer("eos_token_id", p.eos_token_id, 0, 2**31 - 1) if p.eos_token_id is not None else None
-    # min_tokens and structured output look at all of them, EOS of an ignore_eos request included; only stop_token_ids and
-    # _eos_token_id end a request (SamplingParams.update_from_generation_config).
-    all_stops = dict.fromkeys((*stop_token_ids, *([eos] if eos is not None else ()), *extra_eos))
-    if not p.ignore_eos:
-        stop_token_ids = list(dict.fromkeys((*stop_token_ids, *(t for t in extra_eos if t != eos))))
     fields: dict[str, Any] = {
         "max_tokens": max_tokens,
         "temperature": _number("temperature", p.temperature, 0.0, 2.0),
         "detokenize": False,
         "output_kind": DELTA,
     }
-    optional: tuple[tuple[str, Any, Any], ...] = (
-        ("min_tokens", min_tokens, 0),
-        ("top_k", _integer("top_k", p.top_k, -1, 2**31 - 1), 0),
-        ("top_p", _number("top_p", p.top_p, 0.0, 1.0, exclusive=True), 1.0),
-        ("min_p", _number("min_p", p.min_p, 0.0, 1.0), 0.0),
-        ("seed", _integer("seed", p.seed, INT64.start, INT64.stop - 1) if p.seed is not None else None, None),
-        ("presence_penalty", _number("presence_penalty", p.presence_penalty, -2.0, 2.0), 0.0),
-        ("frequency_penalty", _number("frequency_penalty", p.frequency_penalty, -2.0, 2.0), 0.0),
-        ("repetition_penalty", _number("repetition_penalty", p.repetition_penalty, 0.0, math.inf, exclusive=True), 1.0),
-        ("logit_bias", _logit_bias(p.logit_bias), None),
-        ("allowed_token_ids", _optional_token_ids("allowed_token_ids", p.allowed_token_ids), None),
-        ("stop_token_ids", stop_token_ids, []),
-        ("_all_stop_token_ids", list(all_stops), []),
-        ("_eos_token_id", None if p.ignore_eos else eos, None),
-        ("ignore_eos", bool(p.ignore_eos), False),
-        ("logprobs", _optional_count("logprobs", p.logprobs), None),
-        ("prompt_logprobs", _optional_count("prompt_logprobs", p.prompt_logprobs), None),
-        ("logprob_token_ids", _logprob_token_ids(p), None),
-        ("structured_outputs", _structured_output(p.structured_output), None),
-        # None lets the engine decide: it skips reading where prompt logprobs are asked for.
-        ("skip_reading_prefix_cache", True if p.skip_reading_prefix_cache else None, None),
-        ("extra_args", _extra_args(p.extra_args), None),
-    )
-    fields.update((name, value) for name, value, default in optional if value != default)
+    if p.min_tokens != 0:
+        fields["min_tokens"] = _integer("min_tokens", p.min_tokens, 0, max_tokens)
+    if p.top_k != 0:
+        fields["top_k"] = _integer("top_k", p.top_k, -1, 2**31 - 1)
+    if p.top_p != 1.0:
+        fields["top_p"] = _number("top_p", p.top_p, 0.0, 1.0, exclusive=True)
+    if p.min_p != 0.0:
+        fields["min_p"] = _number("min_p", p.min_p, 0.0, 1.0)
+    if p.seed is not None:
+        fields["seed"] = _integer("seed", p.seed, INT64.start, INT64.stop - 1)
+    if p.presence_penalty != 0.0:
+        fields["presence_penalty"] = _number("presence_penalty", p.presence_penalty, -2.0, 2.0)
+    if p.frequency_penalty != 0.0:
+        fields["frequency_penalty"] = _number("frequency_penalty", p.frequency_penalty, -2.0, 2.0)
+    if p.repetition_penalty != 1.0:
+        fields["repetition_penalty"] = _number("repetition_penalty", p.repetition_penalty, 0.0, math.inf, exclusive=True)
+    if p.logit_bias:
+        fields["logit_bias"] = _logit_bias(p.logit_bias)
+    if p.allowed_token_ids is not None:
+        fields["allowed_token_ids"] = _token_ids("allowed_token_ids", p.allowed_token_ids)
+    _add_stops(fields, p)
+    if p.logprobs is not None:
+        fields["logprobs"] = _integer("logprobs", p.logprobs, -1, 2**31 - 1)
+    if p.prompt_logprobs is not None:
+        fields["prompt_logprobs"] = _integer("prompt_logprobs", p.prompt_logprobs, -1, 2**31 - 1)
+    if p.logprob_token_ids is not None:
+        fields["logprob_token_ids"] = _logprob_token_ids(p.logprob_token_ids, p.logprobs)
+    if p.structured_output is not None:
+        fields["structured_outputs"] = _structured_output(p.structured_output)
+    if p.skip_reading_prefix_cache:
+        # Left out, the engine decides: it skips reading where prompt logprobs are asked for.
+        fields["skip_reading_prefix_cache"] = True
+    if p.extra_args:
+        fields["extra_args"] = _extra_args(p.extra_args)
     return fields
 
 
-def _structured_output(constraint: StructuredOutput | None) -> dict[str, Any] | None:
+def _add_stops(fields: dict[str, Any], p: SamplingParams) -> None:
+    """The three fields of the tokens that end a request (``SamplingParams.update_from_generation_config``)."""
+    stop_token_ids = _token_ids("stop_token_ids", p.stop_token_ids, empty=True)
+    extra_eos = _token_ids("extra_eos_token_ids", p.extra_eos_token_ids, empty=True)
+    eos = _integer("eos_token_id", p.eos_token_id, 0, 2**31 - 1) if p.eos_token_id is not None else None
+    # min_tokens and structured output look at all of them, EOS of an ignore_eos request included; only stop_token_ids and
+    # _eos_token_id end a request.
+    all_stops = list(dict.fromkeys((*stop_token_ids, *([eos] if eos is not None else ()), *extra_eos)))
+    if not p.ignore_eos:
+        stop_token_ids = list(dict.fromkeys((*stop_token_ids, *(t for t in extra_eos if t != eos))))
+        if eos is not None:
+            fields["_eos_token_id"] = eos
+    else:
+        fields["ignore_eos"] = True
+    if stop_token_ids:
+        fields["stop_token_ids"] = stop_token_ids
+    if all_stops:
+        fields["_all_stop_token_ids"] = all_stops
+
+
+def _structured_output(constraint: StructuredOutput) -> dict[str, Any]:
     """``StructuredOutputsParams``; ``_backend`` is what a vLLM frontend sets after its own checks, and an engine needs it."""
-    if constraint is None:
-        return None
     kind, value, backend = constraint.kind, constraint.value, constraint.backend
     if backend not in BACKENDS:
         raise ValueError(f"structured_output: {backend!r} is no backend of vLLM ({', '.join(BACKENDS)})")
@@ -169,32 +195,20 @@ def _lora(lora: LoraRequest | None) -> list[Any] | None:
     return [_string("lora.name", lora.name), _integer("lora.id", lora.id, 1, 2**31 - 1), _string("lora.path", lora.path)]
 
 
-def _logprob_token_ids(p: SamplingParams) -> list[int] | None:
-    ids = _optional_token_ids("logprob_token_ids", p.logprob_token_ids)
-    if ids is None:
-        return None
+def _logprob_token_ids(wanted: Iterable[int], logprobs: int | None) -> list[int]:
+    ids = _token_ids("logprob_token_ids", wanted)
     if len(ids) > MAX_LOGPROB_TOKEN_IDS:
         raise ValueError(f"logprob_token_ids has {len(ids)} entries, at most {MAX_LOGPROB_TOKEN_IDS} are allowed")
-    if p.logprobs is not None and p.logprobs != len(ids):
-        raise ValueError(f"logprobs is {p.logprobs} beside {len(ids)} logprob_token_ids: it must be unset or their number")
+    if logprobs is not None and logprobs != len(ids):
+        raise ValueError(f"logprobs is {logprobs} beside {len(ids)} logprob_token_ids: it must be unset or their number")
     return ids
 
 
-def _logit_bias(bias: Mapping[int, float] | None) -> dict[int, float] | None:
-    if not bias:
-        return None
+def _logit_bias(bias: Mapping[int, float]) -> dict[int, float]:
     return {
         _integer("logit_bias token", token, 0, 2**31 - 1): _number("logit_bias", value, -100.0, 100.0)
         for token, value in bias.items()
     }
-
-
-def _optional_count(name: str, value: int | None) -> int | None:
-    return None if value is None else _integer(name, value, -1, 2**31 - 1)
-
-
-def _optional_token_ids(name: str, ids: Iterable[int] | None) -> list[int] | None:
-    return None if ids is None else _token_ids(name, ids)
 
 
 def _token_ids(name: str, ids: Iterable[int], *, empty: bool = False) -> list[int]:
@@ -206,9 +220,9 @@ def _token_ids(name: str, ids: Iterable[int], *, empty: bool = False) -> list[in
             return []
         raise ValueError(f"{name} is empty")
     try:
-        return msgspec.convert(ids, TokenIds)
+        return msgspec.convert((ids,), _Ids).ids
     except msgspec.ValidationError as error:
-        raise ValueError(f"{name}: {error}") from None
+        raise ValueError(f"{name}: {str(error).replace('$[0]', '$', 1)}") from None
 
 
 def _trace_headers(headers: Mapping[str, str] | None) -> dict[str, str] | None:
@@ -217,9 +231,7 @@ def _trace_headers(headers: Mapping[str, str] | None) -> dict[str, str] | None:
     return {_string("trace header", name): str(value) for name, value in headers.items()}
 
 
-def _extra_args(args: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    if not args:
-        return None
+def _extra_args(args: Mapping[str, Any]) -> dict[str, Any]:
     _check_plain("extra_args", args, MAX_DEPTH)
     return dict(args)
 
