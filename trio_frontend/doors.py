@@ -9,14 +9,15 @@ from __future__ import annotations
 import ssl
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+
+import purerpc
 
 from trio_frontend import rpc
 from trio_frontend.config import ServerConfig
 from trio_frontend.services.auth import require_api_key
 from trio_frontend.services.reflection import reflection_services
 
-__all__ = ["Listeners", "make_doors", "open_listeners"]
+__all__ = ["Door", "Listeners", "make_doors", "open_listeners"]
 
 
 @dataclass(slots=True)
@@ -52,16 +53,25 @@ async def open_listeners(
         raise
 
 
+Door = tuple[rpc.Server, list[rpc.Listener]]
+"""An rpc server, and what it listens on."""
+
+
 def make_doors(
-    config: ServerConfig, listeners: Listeners, *, inference: Sequence[Any], control: Sequence[Any], common: Sequence[Any]
-) -> list[tuple[rpc.Server, list[rpc.Listener]]]:
-    """An rpc server for each door and what it listens on, the main one first. The services are purerpc's; each door reflects its own."""
+    config: ServerConfig,
+    listeners: Listeners,
+    *,
+    inference: Sequence[purerpc.Service],
+    control: purerpc.Service,
+    health: purerpc.Service,
+) -> list[Door]:
+    """The doors of a server, the main one first."""
     interceptors = [require_api_key(config.api_keys)] if config.api_keys else []
 
-    def door(services: Sequence[Any]) -> rpc.Server:
+    def door(services: Sequence[purerpc.Service]) -> rpc.Server:
         reflection = reflection_services(service.name for service in services)
         return rpc.Server([*services, *reflection], limits=config.limits, interceptors=interceptors)
 
     if listeners.control is None:
-        return [(door([*inference, *control, *common]), listeners.main)]
-    return [(door([*inference, *common]), listeners.main), (door([*control, *common]), listeners.control)]
+        return [(door([*inference, control, health]), listeners.main)]
+    return [(door([*inference, health]), listeners.main), (door([control, health]), listeners.control)]

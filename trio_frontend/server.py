@@ -22,7 +22,7 @@ import logging
 import math
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing
 from functools import partial
 
 import trio
@@ -42,7 +42,7 @@ from trio_frontend.services.inference import InferenceService
 from trio_frontend.services.lora import LoraRegistry
 from trio_frontend.services.registry import RequestRegistry
 from trio_frontend.text import ModelFiles
-from trio_frontend.tls import load_certificate, tls_context
+from trio_frontend.tls import reload_certificate, tls_context
 
 __all__ = ["EngineDiedError", "OpenEngine", "Server", "running", "serve"]
 
@@ -76,25 +76,42 @@ class Server:
     ``vllm.Control`` does, if that has listeners of its own. ``health`` is its health service, ``requests`` the live requests.
     """
 
-    def __init__(self, config: ServerConfig, tls: ssl.SSLContext | None, listeners: Listeners, *, owns_engine: bool) -> None:
+    def __init__(
+        self, config: ServerConfig, model: ModelFiles, tls: ssl.SSLContext | None, listeners: Listeners, *, owns_engine: bool
+    ) -> None:
         self.config = config
-        self.health = HealthService(("vllm.Inference", "vllm.Generate", "vllm.Control"))
+        self.served_model_names = config.served_model_names or (model.name,)
         self.addresses: Sequence[rpc.Address] = [listener.address for listener in listeners.main]
         self.control_addresses: Sequence[rpc.Address] = [listener.address for listener in listeners.control or ()]
+        self.health = HealthService(("vllm.Inference", "vllm.Generate", "vllm.Control"))
+        self.requests = RequestRegistry()
         self.engine = StartingEngine()
         """What the services see: the engine once it is open, and before that one that refuses."""
-        self.requests = RequestRegistry()
         self.engine_death: EngineHealth | None = None
         self.listening = trio.Event()
+        self.started = trio.Event()
         self.calls_ended = trio.Event()
         self.finished = trio.Event()
         self._tls = tls
-        self._listeners = listeners
         self._exits_on_engine_death = (config.on_engine_death or ("exit" if owns_engine else "stay")) == "exit"
-        self._doors: Sequence[tuple[rpc.Server, Sequence[rpc.Listener]]] = ()
         self._begun = trio.Event()
         self._hurried = trio.Event()
         self._told: EngineState | None = None
+        loras = LoraRegistry()
+        control = ControlService(
+            self.engine,
+            model_id=model.name,
+            served_names=self.served_model_names,
+            requests=self.requests,
+            loras=loras,
+            request_shutdown=partial(self.begin_shutdown, "vllm.Control.Shutdown"),
+            lora_path_prefixes=config.lora_path_prefixes,
+        )
+        inference = InferenceService(self.engine, model, config, self.requests, loras)
+        self.loras = control.loras
+        self._doors = make_doors(
+            config, listeners, inference=inference.services, control=control.service, health=self.health.service
+        )
 
     @property
     def shutting_down(self) -> bool:
@@ -129,43 +146,14 @@ class Server:
 
     def reload_certificate(self) -> None:
         """Read the TLS certificate and key again, for connections made from now on. If they are bad the old ones stay: see the log."""
-        if self._tls is None or self.config.tls is None:
-            return
-        try:
-            load_certificate(self._tls, self.config.tls)
-        except ssl.SSLError as error:
-            logger.error("the certificate was not reloaded: %s", error)
-        else:
-            logger.info("the certificate was reloaded")
+        if self._tls is not None and self.config.tls is not None:
+            reload_certificate(self._tls, self.config.tls)
 
     async def serve_stream(self, stream: trio.abc.Stream, *, peer: str = "stream") -> None:
         """Serve one connection over any Trio stream, as if it had come through the main door, until it ends."""
         await self._doors[0][0].serve_stream(stream, peer=peer)
 
     # The parts of serve().
-
-    def make_services(self, model: ModelFiles) -> None:
-        """What is served, and behind which door."""
-        self.served_model_names = self.config.served_model_names or (model.name,)
-        loras = LoraRegistry()
-        inference = InferenceService(self.engine, model, self.config, self.requests, loras)
-        control = ControlService(
-            self.engine,
-            model_id=model.name,
-            served_names=self.served_model_names,
-            requests=self.requests,
-            loras=loras,
-            request_shutdown=partial(self.begin_shutdown, "vllm.Control.Shutdown"),
-            lora_path_prefixes=self.config.lora_path_prefixes,
-        )
-        self.loras = control.loras
-        self._doors = make_doors(
-            self.config,
-            self._listeners,
-            inference=inference.services,
-            control=[control.service],
-            common=[self.health.service],
-        )
 
     async def serve_calls(self) -> None:
         """Serve until the shutdown begins, then run it in order. Shielded: whatever ends the nursery, the order holds.
@@ -229,11 +217,11 @@ class Server:
             self.engine_death = now
             self.begin_shutdown("the engine died")
 
-    async def abandon_start_up(self, start_up: trio.CancelScope) -> None:
-        """While the engine starts there is nothing to wait for: a shutdown that begins then ends the start-up."""
+    async def abandon_start(self, start: trio.CancelScope) -> None:
+        """While the server starts there is nothing to wait for: a shutdown that begins then ends the start."""
         await self._begun.wait()
-        if not self.engine.opened:
-            start_up.cancel()
+        if not self.started.is_set():
+            start.cancel()
 
     def _say(self, status: HealthCheckResponse.ServingStatus, reason: str, detail: str = "") -> None:
         self.health.set_readiness(status)
@@ -265,38 +253,41 @@ async def serve(
     owns_engine = not isinstance(engine, Engine)
     open_engine = partial(_kept_open, engine) if isinstance(engine, Engine) else engine
     tls = tls_context(config.tls) if config.tls is not None else None
-    bound = await open_listeners(config, tls, listeners)
-    server = Server(config, tls, bound, owns_engine=owns_engine)
-    try:
+    with closing(await open_listeners(config, tls, listeners)) as bound:
         if model is None:
             model = await trio.to_thread.run_sync(load_model, config, abandon_on_cancel=True)
-        server.make_services(model)
-        async with open_private_nursery() as nursery:
-            try:
-                # Not nursery.start, which waits for a child behind a shield even when it is cancelled.
-                nursery.start_soon(server.serve_calls)
-                await server.listening.wait()
-                nursery.start_soon(server.abandon_start_up, nursery.cancel_scope)
-                async with open_engine() as opened:
-                    await _serve_while_open(server, opened, task_status)
-            finally:
-                server.hurry("start-up did not finish")
-            nursery.cancel_scope.cancel()
-    finally:
-        bound.close()
-        server.finished.set()
+        server = Server(config, model, tls, bound, owns_engine=owns_engine)
+        try:
+            await _run(server, open_engine, task_status)
+        finally:
+            server.finished.set()
     if server.engine_death is not None:
         raise EngineDiedError(server.engine_death)
-    if not server.engine.opened:
+    if not server.started.is_set():
         task_status.started(server)
 
 
+async def _run(server: Server, open_engine: OpenEngine, task_status: trio.TaskStatus[Server]) -> None:
+    async with open_private_nursery() as nursery:
+        try:
+            # Not nursery.start, which waits for a child behind a shield even when it is cancelled.
+            nursery.start_soon(server.serve_calls)
+            await server.listening.wait()
+            nursery.start_soon(server.abandon_start, nursery.cancel_scope)
+            async with open_engine() as engine:
+                await _serve_while_open(server, engine, task_status)
+        finally:
+            server.hurry("the start did not finish")
+        nursery.cancel_scope.cancel()
+
+
 async def _serve_while_open(server: Server, engine: Engine, task_status: trio.TaskStatus[Server]) -> None:
-    """Serve with the engine until the shutdown has ended all calls. Leaving this, and with it the engine, takes that for granted."""
+    """Serve until the shutdown has ended all calls: before that nobody may leave this, and close the engine under them."""
     server.engine.become(engine)
     try:
         for module in server.config.lora_modules:
             await server.loras.load_trusted(module.name, module.path)
+        server.started.set()
         server.heed(engine.health.value)
         task_status.started(server)
         await server.follow_engine(engine)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import ssl
 
 from trio_frontend import rpc
 from trio_frontend.config import TlsConfig
 
-__all__ = ["load_certificate", "tls_context"]
+__all__ = ["reload_certificate", "tls_context"]
+
+logger = logging.getLogger(__name__)
 
 
 def tls_context(config: TlsConfig) -> ssl.SSLContext:
@@ -31,14 +34,19 @@ def tls_context(config: TlsConfig) -> ssl.SSLContext:
     return context
 
 
-def load_certificate(context: ssl.SSLContext, config: TlsConfig) -> None:
+def reload_certificate(context: ssl.SSLContext, config: TlsConfig) -> None:
     """Read certificate and key again: connections made from now on use them, those that are open keep theirs.
 
-    Raises ssl.SSLError, and then ``context`` is as it was.
+    If they cannot be used, ``context`` stays as it is, and the log says why.
     """
-    # A certificate whose key does not fit it is half loaded by the time that OpenSSL notices: so it is tried elsewhere first.
-    _check_certificate(config)
-    context.load_cert_chain(config.certfile, config.keyfile)
+    try:
+        # A certificate whose key does not fit it is half loaded by the time that OpenSSL notices: so it is tried elsewhere first.
+        _check_certificate(config)
+        context.load_cert_chain(config.certfile, config.keyfile)
+    except ssl.SSLError as error:
+        logger.error("the certificate was not reloaded: %s", error)
+    else:
+        logger.info("the certificate was reloaded")
 
 
 def _check_certificate(config: TlsConfig) -> None:

@@ -96,6 +96,8 @@ def announce(server: Server, choice: EngineChoice) -> None:
     options = "" if reachable == DEFAULT_ADDRESS else f" --address {reachable}"
     if server.config.tls is not None:
         options += f" --ssl-ca-certs {server.config.tls.certfile}"
+    if server.config.api_keys:
+        options += " --api-key KEY"
     lines.append(f'Try it: trio-frontend generate "Once upon a time"{options}')
     try:
         print(*lines, sep="\n", flush=True)
