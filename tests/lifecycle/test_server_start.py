@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 
 import pytest
+import trio
 from trio.testing import wait_all_tasks_blocked
 
 from tests.lifecycle.calls import NOT_SERVING, SERVING, ControlStub, StatusCode, check, generate, prompt, streaming
+from trio_frontend import rpc
+from trio_frontend.client import connect
 from trio_frontend.config import LoraModule
 from trio_frontend.engine.base import Capabilities, Engine, EngineInfo, EngineState
-from trio_frontend.protos.vllm.control_pb2 import GetModelInfoRequest
+from trio_frontend.protos.vllm.control_pb2 import GetModelInfoRequest, ShutdownRequest
 from trio_frontend.rpc import StatusError
+from trio_frontend.server import serve
 from trio_frontend.testing import ScriptedEngine, open_frontend
 
 LORA = Capabilities(max_model_len=2048, engines=(EngineInfo(max_model_len=2048, supports_lora=True),), supports_lora=True)
@@ -74,3 +79,25 @@ async def test_it_answers_to_its_served_names_and_to_no_other(engine, config) ->
 async def test_without_names_it_answers_to_the_models_own(engine, config, model) -> None:
     async with open_frontend(engine, config()) as frontend:
         assert frontend.server.served_model_names == (model,)
+
+
+async def test_a_shutdown_while_adapters_load_gives_the_start_up(config, nursery) -> None:
+    loading = trio.Event()
+
+    async def never(method: str, *_: object) -> list[bool]:
+        loading.set()
+        await trio.sleep_forever()
+        return [True]
+
+    async def shut_down(port: int) -> None:
+        await loading.wait()
+        async with connect(f"127.0.0.1:{port}") as channel:
+            await ControlStub(channel).Shutdown(ShutdownRequest())
+
+    (listener,) = await rpc.listen_tcp()
+    nursery.start_soon(shut_down, listener.address[1])
+    engine = ScriptedEngine(capabilities=LORA, utility=never)
+    settings = config(lora_modules=(LoraModule("slow", "/adapters/1"),))
+    server = await nursery.start(partial(serve, engine, settings, listeners=[listener]))
+    await server.finished.wait()
+    assert not server.started.is_set()
