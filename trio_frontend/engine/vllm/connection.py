@@ -5,7 +5,8 @@ Rules that hold here:
 * A life has sockets of its own and is never revived: an engine that comes back says HELLO and gets a new
   :class:`EngineConnection`, and nothing that the old one still says can be heard.
 * One task reads outputs. It decodes each message once, hands every output to its request without waiting, and lets the other
-  tasks run after a turn's worth of them.
+  tasks run after a turn's worth of them. Once it has not seen the end of what waits for ``BEHIND``, outputs of several messages
+  merge, which makes them cheaper (``merging``), until it has.
 * ``fail`` is how a life ends badly, once: health first, then every request and utility call.
 * Requests and aborts gather, and leave when the loop comes round to the sender: requests one after another, without a wake of
   ZeroMQ's thread for each, then the aborts in one message. Whatever else is sent goes after what has gathered.
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import enum
 import logging
+import math
 from collections.abc import Sequence
 from typing import Final, Protocol
 
@@ -34,6 +36,7 @@ from trio_frontend.engine.vllm import wire
 from trio_frontend.engine.vllm.balancing import Load
 from trio_frontend.engine.vllm.conversion import FINISH_REASONS, engine_error, engine_output
 from trio_frontend.engine.vllm.health import Activity, watch_stall
+from trio_frontend.engine.vllm.merging import MERGED_MESSAGES, Held, merge, release
 from trio_frontend.engine.vllm.sockets import RECEIVE_HWM, Addresses, EngineSockets, Heartbeats
 from trio_frontend.engine.vllm.transport import source_fd
 from trio_frontend.engine.vllm.utility import PendingCall, PendingCalls
@@ -50,6 +53,9 @@ FEW: Final = 3
 
 GATHERED: Final = 64
 """Requests that wait for the sender's turn at most: all that one read from a connection brings, as a rule."""
+
+BEHIND: Final = 0.05
+"""Seconds in which more outputs came than were handled, and from which on they merge: two or three steps of an engine."""
 
 LAST_WORDS_TIMEOUT: Final = 0.1
 """Seconds to wait for the rest of the outputs when the input connection is lost first: a dying engine closes both."""
@@ -117,6 +123,7 @@ class EngineConnection:
         self._owner = owner
         self._stall_timeout = stall_timeout
         self._requests: dict[str, RequestOutputs] = {}
+        self._held: Held | None = None
         self._gathered: list[Message] = []
         self._aborts: list[str] = []
         self._sender_wanted = trio.Event()
@@ -172,6 +179,7 @@ class EngineConnection:
         """End this life. Health is published before any request ends; what was delivered to requests stays delivered."""
         if self.failure is not None or self._ended.is_set():
             return
+        self._deliver_held()
         self.failure = detail
         self._owner.failed(self, state, detail)
         self._end_all(detail)
@@ -332,6 +340,7 @@ class EngineConnection:
         socket = self._sockets.output
         while True:
             handled = taken = 0
+            began = math.inf
             while taken >= FEW or socket.readable():
                 frames = socket.take()
                 if frames is None:
@@ -342,8 +351,30 @@ class EngineConnection:
                     return
                 if handled >= TURN:
                     handled = 0
+                    began = min(began, trio.current_time())
                     await trio.lowlevel.checkpoint()
+                    if trio.current_time() - began > BEHIND:
+                        self._catch_up()
+                        if self.failure is not None:
+                            return
             await socket.wait()
+
+    def _catch_up(self) -> None:
+        """Take several messages in as one."""
+        self._held = {}
+        for _ in range(MERGED_MESSAGES):
+            frames = self._sockets.output.take()
+            if frames is None:
+                break
+            self._handle(frames)
+            if self.failure is not None:
+                return
+        self._deliver_held()
+
+    def _deliver_held(self) -> None:
+        if self._held is not None:
+            held, self._held = self._held, None
+            self._deliver(release(held), ())
 
     def _handle(self, frames: Sequence[zmq.Frame]) -> int:
         """Take one message in. The number of outputs in it, at least 1."""
@@ -355,7 +386,7 @@ class EngineConnection:
             return 1
         try:
             message = wire.decode_outputs(frames)
-            self._deliver(message.outputs, frames)
+            self._deliver(message.outputs if self._held is None else merge(self._held, message.outputs), frames)
         except wire.WireError as error:
             self.fail(EngineState.UNHEALTHY, str(error))
             return 1
