@@ -11,8 +11,6 @@ import pytest
 
 from trio_frontend.engine.embedded import SHIPPED_MODEL, UnreadableModelError, load_model, open_engine
 
-needs_model = pytest.mark.skipif(not SHIPPED_MODEL.is_dir(), reason="the model has not been trained yet")
-
 
 def directory(path: Path, **files: Any) -> Path:
     """A model's directory with config.json and a model.onnx that is none, unless ``files`` (name without suffix) say otherwise."""
@@ -77,7 +75,6 @@ def linked(path: Path, graph_folder: Path, config: dict[str, Any], generation_co
     return path
 
 
-@needs_model
 @pytest.mark.parametrize(
     ("config", "generation_config", "eos", "context"),
     [
@@ -96,7 +93,6 @@ def test_context_and_eos_are_read_from_the_configuration(
     assert model.session.vocab_size == load_model(SHIPPED_MODEL).session.vocab_size
 
 
-@needs_model
 def test_a_graph_in_a_folder_named_onnx_is_found(tmp_path: Path) -> None:
     model = load_model(linked(tmp_path, tmp_path / "onnx", {"max_position_embeddings": 64}, None), max_batch_rows=1)
     assert model.max_batch_rows == 1

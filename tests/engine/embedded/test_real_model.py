@@ -16,8 +16,6 @@ from trio_frontend.engine.base import EngineError, FinishReason, StructuredOutpu
 from trio_frontend.engine.embedded import SHIPPED_MODEL, EmbeddedEngine, LoadedModel, load_model, open_engine, run_engine
 from trio_frontend.engine.embedded.stepper import PREFILL_CHUNK
 
-pytestmark = pytest.mark.skipif(not SHIPPED_MODEL.is_dir(), reason="the model has not been trained yet")
-
 
 @pytest.fixture(scope="module")
 def model() -> LoadedModel:

@@ -19,8 +19,6 @@ ROOT = Path(__file__).parents[3]
 RECORD = ROOT / "tests" / "engine" / "data" / "reference.json"
 TOLERANCE = 1e-3
 
-pytestmark = pytest.mark.skipif(not RECORD.is_file(), reason="the model has not been trained yet")
-
 
 @pytest.fixture(scope="module")
 def record() -> dict[str, Any]:

@@ -56,7 +56,7 @@ def reference_survivors(logits: np.ndarray, top_k: int, top_p: float, min_p: flo
     return set(left)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(
     some_logits, st.integers(0, 45), st.sampled_from([1.0, 0.97, 0.71, 0.333, 0.05]), st.sampled_from([0.0, 0.013, 0.3, 1.0])
 )
@@ -68,7 +68,7 @@ def test_min_p_top_k_and_top_p_leave_what_their_definitions_leave(
     assert {i for i in got if logits[i] > -INF} == reference_survivors(logits, top_k, top_p, min_p)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(some_logits)
 def test_draws_at_evenly_spread_numbers_follow_the_softmax(logits: np.ndarray) -> None:
     count = 500
@@ -86,7 +86,7 @@ def test_zero_never_draws_what_is_ruled_out() -> None:
     assert draw(logits, 0.0) == 2
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     some_logits,
     st.lists(st.integers(0, 1), max_size=4),

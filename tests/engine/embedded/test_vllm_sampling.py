@@ -18,8 +18,6 @@ RECORD = Path(__file__).parents[1] / "data" / "vllm_sampling.json"
 TOLERANCE = 1e-3
 FINISH_REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
 
-pytestmark = pytest.mark.skipif(not RECORD.is_file(), reason="the model has not been trained yet")
-
 
 @pytest.fixture(scope="module")
 def record() -> dict[str, Any]:
