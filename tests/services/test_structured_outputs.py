@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from trio_frontend.engine.base import StructuredOutput
 from trio_frontend.protos.vllm import inference_pb2 as pb
 from trio_frontend.services.errors import InvalidRequestError
-from trio_frontend.services.structured_outputs import compile_constraint, constraint_of, is_known
+from trio_frontend.services.structured_outputs import MAX_LENGTH, compile_constraint, constraint_of, is_known
 
 D = pb.DecodingParameters
 TAG = {"type": "structural_tag"}
@@ -220,3 +221,30 @@ def test_what_compiled_once_is_known_and_the_memory_of_it_is_bounded() -> None:
     long = StructuredOutput("regex", "a" * 20_000)
     compile_constraint(long)
     assert not is_known(long)
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        ("regex", "[^]a]" * 20_000),
+        ("regex", "[]a]" * 20_000 + "["),
+        ("grammar", "root ::= " + "[" * 100_000),
+        ("grammar", "root ::= " + '"\\' * 100_000),
+    ],
+)
+def test_a_constraint_made_to_be_read_in_many_ways_is_read_in_linear_time(kind: str, value: str) -> None:
+    begun = time.monotonic()
+    try:
+        compile_(kind, value)
+    except InvalidRequestError:
+        pass
+    assert time.monotonic() - begun < 10  # it was minutes, and of the whole process: the interpreter was not given up
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [("regex", "a" * (MAX_LENGTH + 1)), ("json", '"' + "a" * MAX_LENGTH), ("choice", ("a", "b" * MAX_LENGTH))],
+)
+def test_a_constraint_too_long_to_compile_soon_is_refused_unseen(kind: str, value: Any) -> None:
+    with pytest.raises(InvalidRequestError, match=f"decoding.{kind} must have at most {MAX_LENGTH} characters, got"):
+        compile_(kind, value)

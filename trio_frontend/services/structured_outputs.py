@@ -20,10 +20,12 @@ from trio_frontend.protos.vllm import inference_pb2 as pb
 from trio_frontend.services.errors import InvalidRequestError, shown
 from trio_frontend.services.structural_tags import check_structural_tag
 
-__all__ = ["MAX_REMEMBERED_LENGTH", "compile_constraint", "constraint_of", "is_known"]
+__all__ = ["MAX_LENGTH", "MAX_REMEMBERED_LENGTH", "compile_constraint", "constraint_of", "is_known"]
 
 MAX_REMEMBERED_LENGTH = 16_384
 """Characters of a constraint that is remembered once it compiled; 256 of them are 4 MiB at most."""
+MAX_LENGTH = 262_144
+"""Characters of a constraint, all its choices together: a grammar of so many, and no larger one, compiles in seconds."""
 MAX_NESTING = 64
 """Levels of a JSON schema or structural tag: engines walk them recursively."""
 
@@ -61,6 +63,9 @@ def compile_constraint(constraint: StructuredOutput) -> None:
         return
     _check_backend(constraint)
     value = constraint.value
+    length = sum(map(len, value or ()))
+    if length > MAX_LENGTH:
+        raise InvalidRequestError(f"decoding.{constraint.kind} must have at most {MAX_LENGTH} characters, got {length}")
     match constraint.kind:
         case "choice":
             if not value:
@@ -157,8 +162,8 @@ def _check_regex(field: str, pattern: str, backend: str) -> None:
 
 
 _UNSUPPORTED_IN_REGEX = re.compile(
-    # What may stand before: escapes, character classes, anything else.
-    r"""(?s:(?:\\[^pPbBdDwWsS1-9] | \\[dDwWsS] | \[\^?\]?(?:\\.|[^\]\\])*\] | \((?!\?) | \(\?(?:: | <[A-Za-z_]) | [^\\\[(])*?)
+    # What may stand before: escapes, character classes, anything else. Each can be read in one way only, so this takes linear time.
+    r"""(?s:(?:\\[^pPbBdDwWsS1-9] | \\[dDwWsS] | (?>\[\^?\]?(?:\\.|[^\]\\])*\]) | \((?!\?) | \(\?(?:: | <[A-Za-z_]) | [^\\\[(])*?)
         (?P<unsupported> \\[pPbB1-9] | \(\?[^:<] | \(\?<[=!] | [*+?}][*+{] )""",
     re.VERBOSE,
 )
@@ -195,7 +200,10 @@ _EMPTY_ALTERNATIVE = re.compile(r"(?P<before>(?:::=|\|)\s*)(?:\||\)|\Z|(?=[\w.\-
 
 def _without_literals(grammar: str) -> str:
     """String literals, character classes and comments replaced by what can stand in their place."""
-    return re.sub(r'"(?:\\.|[^"\\\n])*"|\[(?:\\.|[^\]\\])*\]|#[^\n]*', lambda m: "" if m[0][0] == "#" else '"_"', grammar)
+    # One that does not end goes on to the end: looking there for each that might would take quadratic time.
+    return re.sub(
+        r'"(?:\\.|[^"\\\n])*+"?|\[(?:\\.|[^\]\\])*+\]?|#[^\n]*', lambda m: "" if m[0][0] == "#" else '"_"', grammar
+    )
 
 
 def _check_tag(text: str, backend: str) -> None:
