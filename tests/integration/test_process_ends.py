@@ -189,7 +189,8 @@ def test_closed_standard_streams_do_not_matter(tmp_path: Path) -> None:
     process = subprocess.Popen(["/bin/sh", "-c", command])
     try:
         with grpc.insecure_channel(f"unix:{socket_path}") as channel:
-            assert health(channel) == HealthCheckResponse.SERVING
+            # The port answers before the engine is there.
+            wait_until(lambda: health(channel) == HealthCheckResponse.SERVING, "SERVING")
             assert statuses([stream(channel, request(5))]) == [grpc.StatusCode.OK]
         process.terminate()
         assert process.wait(30) == 0
