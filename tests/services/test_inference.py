@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -524,6 +525,38 @@ async def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenized(monkeypa
     with pytest.raises(StatusError, match=r"1000000 characters.*63 tokens") as caught:
         await rig.unary(request("x" * 1_000_000))
     assert caught.value.code is StatusCode.INVALID_ARGUMENT
+
+
+async def test_a_text_far_longer_than_what_truncation_keeps_is_refused_before_it_is_tokenized(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rig = make_rig()
+    monkeypatch.setattr(type(rig.service._model.tokenizer), "encode", lambda *_: pytest.fail("it was tokenized"))
+    with pytest.raises(
+        StatusError, match="at most 1048576 characters for a context length of 64 tokens, got 1048577"
+    ) as caught:
+        await rig.unary(request("a" * (2**20 + 1), truncate_prompt_tokens=5))
+    assert caught.value.code is StatusCode.INVALID_ARGUMENT
+
+
+async def test_prompts_are_tokenized_while_constraints_take_their_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    free, compiling = threading.Event(), trio.Event()
+
+    def slow(_: object) -> None:
+        trio.from_thread.run_sync(compiling.set)
+        free.wait(20)
+
+    monkeypatch.setattr("trio_frontend.services.structured_outputs.compile_constraint", slow)
+    async with playing(make_rig(), lambda r: one_token_per_step(byte_ids("a"))) as rig, trio.open_nursery() as nursery:
+        try:
+            for number in range(8):
+                nursery.start_soon(rig.unary, request(decoding={"regex": f"never seen before {number}"}))
+            with trio.fail_after(10):
+                await compiling.wait()
+                answer = await rig.unary(request(" " * 3000, truncate_prompt_tokens=5))
+        finally:
+            free.set()
+    assert answer.outputs.text == "a"
 
 
 async def test_a_text_that_truncation_makes_fit_is_tokenized() -> None:

@@ -81,8 +81,10 @@ class InferenceService:
         self._stream_interval = config.stream_interval
         self._registry = registry if registry is not None else RequestRegistry()
         self._loras = loras if loras is not None else LoraRegistry()
-        # Tokenizing and compiling need a core each; more threads would only take turns.
-        self._threads = trio.CapacityLimiter(max(2, os.cpu_count() or 2))
+        # Tokenizing and compiling need a core each; more threads would only take turns. Each has places of its own: a constraint may
+        # take many seconds, and prompts must not wait for those.
+        self._tokenizing = trio.CapacityLimiter(max(2, os.cpu_count() or 2))
+        self._compiling = trio.CapacityLimiter(2)
         self._messages = TokenMessages()
         self.services: tuple[purerpc.Service, purerpc.Service] = (_Inference(self).service, _Generate(self).service)
 
@@ -133,7 +135,7 @@ class InferenceService:
             structured_outputs_backend=self._backend,
         )
         if constraint is not None and not structured_outputs.is_known(constraint):
-            await self._in_thread(partial(structured_outputs.compile_constraint, constraint))
+            await _in_thread(partial(structured_outputs.compile_constraint, constraint), self._compiling)
         return plan
 
     async def _prompt_token_ids(self, message: pb.GenerateRequest, max_model_len: int) -> list[int]:
@@ -143,15 +145,11 @@ class InferenceService:
             case "text" if len(message.text) < LONG_TEXT:
                 return self._model.tokenizer.encode(message.text)
             case "text":
-                if not message.truncate_prompt_tokens:
-                    check_text_length(len(message.text), self._model.tokenizer.longest_token, max_model_len)
-                return await self._in_thread(partial(self._model.tokenizer.encode, message.text))
+                longest = None if message.truncate_prompt_tokens else self._model.tokenizer.longest_token
+                check_text_length(len(message.text), longest, max_model_len)
+                return await _in_thread(partial(self._model.tokenizer.encode, message.text), self._tokenizing)
             case _:
                 raise InvalidRequestError("prompt is required: text or token_ids")
-
-    async def _in_thread(self, work: Callable[[], T]) -> T:
-        """Run ``work`` in a worker thread. If the call ends meanwhile it is not waited for; it keeps its place until it is done."""
-        return await trio.to_thread.run_sync(work, abandon_on_cancel=True, limiter=self._threads)
 
     def _logprobs_limit(self, capabilities: Capabilities) -> int:
         limits = [limit for limit in (self._max_logprobs, capabilities.max_logprobs) if limit >= 0]
@@ -228,6 +226,11 @@ class Logged:
                     "retryable": error.retryable,
                 },
             )
+
+
+async def _in_thread(work: Callable[[], T], limiter: trio.CapacityLimiter) -> T:
+    """Run ``work`` in a worker thread. If the call ends meanwhile it is not waited for; it keeps its place until it is done."""
+    return await trio.to_thread.run_sync(work, abandon_on_cancel=True, limiter=limiter)
 
 
 class _Inference(InferenceServicer):

@@ -45,6 +45,11 @@ MAX_STOP_CHARACTERS = 65_536
 """Characters of all stop strings together: an automaton of them is built before the request starts, a microsecond for each."""
 MAX_SEQUENCES = 128
 """``num_sequences``: each is an engine request of its own, and one message must not start any number of them."""
+MIN_TEXT_LIMIT = 2**20
+"""Characters that a text may have in any case: they are tokenized in about a second."""
+CHARACTERS_PER_TOKEN = 32
+"""Characters that a text may have for each token of the model's context, where the tokenizer sets no bound: a language
+has about four, and what is truncated is mostly thrown away."""
 _NAMED_IDS = 8
 """Token ids that an error message names at most."""
 
@@ -122,11 +127,19 @@ def check_prompt_length(length: int, max_model_len: int) -> int:
 
 
 def check_text_length(length: int, longest_token: int | None, max_model_len: int) -> None:
-    """Refuse a text of so many characters that its tokens cannot fit, before it is tokenized, which takes a second per few MB."""
-    if longest_token and length > longest_token * max_model_len:
+    """Refuse a text of so many characters that its tokens cannot fit, before it is tokenized, which takes a second and 100 MB of memory
+    for a MB or two. ``longest_token`` None: there is no telling how few tokens it has, or it may have any number (it is truncated)."""
+    if longest_token:
+        if length > longest_token * max_model_len:
+            raise InvalidRequestError(
+                f"the prompt has {length} characters, which are more than {length // longest_token} tokens: it must have at most "
+                f"{max_model_len - 1} tokens to fit the maximum context length of {max_model_len} tokens"
+            )
+        return
+    most = max(MIN_TEXT_LIMIT, CHARACTERS_PER_TOKEN * max_model_len)
+    if length > most:
         raise InvalidRequestError(
-            f"the prompt has {length} characters, which are more than {length // longest_token} tokens: it must have at most "
-            f"{max_model_len - 1} tokens to fit the maximum context length of {max_model_len} tokens"
+            f"the prompt must have at most {most} characters for a context length of {max_model_len} tokens, got {length}"
         )
 
 
