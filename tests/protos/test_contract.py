@@ -75,7 +75,11 @@ def test_a_changed_field_number_would_be_seen(upstream: dict[str, FileDescriptor
 
 
 def test_health_and_struct_are_the_published_ones() -> None:
-    assert wire_form(descriptor_of(health_pb2)) == wire_form(descriptor_of(upstream_health_pb2))
+    ours, published = wire_form(descriptor_of(health_pb2)), wire_form(descriptor_of(upstream_health_pb2))
+    if "HealthListRequest" not in upstream_health_pb2.DESCRIPTOR.message_types_by_name:
+        # a release from before List was added
+        del ours.message_type[2:], ours.service[0].method[1]
+    assert ours == published
     assert wire_form(descriptor_of(struct_pb2)) == wire_form(descriptor_of(default_struct_pb2))
 
 
