@@ -7,7 +7,9 @@ import os
 import pathlib
 import re
 import signal
+import subprocess
 import sys
+import time
 
 import pytest
 import trio
@@ -188,10 +190,37 @@ def test_a_flag_that_is_ours_to_set_is_refused(argument: str) -> None:
         engine_command("vllm", "m", 5, 1, [argument, "7"])
 
 
-async def test_a_command_that_cannot_be_started_is_an_os_error() -> None:
-    with pytest.raises(OSError, match="nonexistent"):
-        async with run_process(["/nonexistent/vllm"], stop_timeout=1.0):
-            pytest.fail("entered")
+async def test_a_command_that_cannot_be_run_exits_and_says_so() -> None:
+    async with run_process(["/nonexistent/vllm"], stop_timeout=1.0) as process:
+        with trio.fail_after(PATIENCE):
+            assert await process.wait() == 127
+            await process.output_ended.wait()
+        assert list(process.last_lines) == ["cannot run /nonexistent/vllm: No such file or directory"]
+
+
+@pytest.mark.parametrize("mode", ["", "silent"])
+def test_an_engine_does_not_outlive_a_process_that_is_killed(mode: str) -> None:
+    program = (
+        "import trio, logging, sys\n"
+        "from trio_frontend.engine.vllm import launch_engine\n"
+        "logging.basicConfig(level=logging.INFO, stream=sys.stdout, format='%(message)s')\n"
+        "async def main():\n"
+        f"    async with launch_engine('m', vllm={FAKE_VLLM!r}):\n"
+        "        await trio.sleep_forever()\n"
+        "trio.run(main)\n"
+    )
+    owner = subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, env={**os.environ, "FAKE_VLLM": mode}
+    )
+    assert owner.stdout is not None
+    with owner, owner.stdout:
+        found = next(found for line in owner.stdout if (found := re.search(r"vllm\[(\d+)\] child (\d+)", line)))
+        owner.kill()
+        owner.wait()
+    end = time.monotonic() + PATIENCE
+    while any(map(alive, (int(found[1]), int(found[2])))):
+        assert time.monotonic() < end
+        time.sleep(0.02)
 
 
 async def test_an_output_that_fills_its_pipe_does_not_keep_it_from_ending() -> None:

@@ -5,6 +5,7 @@ Rules that hold here:
 * The engine gets a session of its own, so that Ctrl-C at the terminal reaches us alone and we end it in order.
 * Whatever ends the block ends the whole process group: SIGTERM, after a bound SIGKILL, shielded from cancellation. vLLM
   forks workers; one that outlives its parent is ended too.
+* Whatever ends us, kill -9 included, ends it too: a guardian (guardian.py) waits for our end of a socket pair to close.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ import pathlib
 import re
 import shutil
 import signal
+import socket
 import subprocess
+import sys
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -23,6 +26,7 @@ from typing import Final
 
 import trio
 
+from trio_frontend.engine.vllm import guardian
 from trio_frontend.nurseries import open_private_nursery
 
 __all__ = ["EngineProcess", "VllmNotFoundError", "engine_command", "find_vllm", "run_process"]
@@ -85,8 +89,9 @@ def engine_command(vllm: str, model: str, port: int, data_parallel_size: int, ar
 class EngineProcess:
     """A running process. ``exit_code`` is None while it runs, negative for the signal that ended it."""
 
-    def __init__(self, process: trio.Process) -> None:
+    def __init__(self, process: trio.Process, guarded: trio.socket.SocketType) -> None:
         self._process = process
+        self._guarded = guarded
         self.last_lines: deque[str] = deque(maxlen=LAST_LINES)
         self.output_ended = trio.Event()
 
@@ -145,6 +150,9 @@ class EngineProcess:
                 # The kernel tells of our child's end, not of its children's.
                 while group_members(self.pid):  # noqa: ASYNC110
                     await trio.sleep(0.05)
+        self._guarded.shutdown(socket.SHUT_WR)
+        with trio.move_on_after(KILL_TIMEOUT):
+            await self._guarded.recv(1)  # the guardian's end of it
         if self.exit_code is None or group_members(self.pid):
             logger.error("the engine's process group %d survived SIGKILL", self.pid)
         else:
@@ -163,31 +171,35 @@ class EngineProcess:
 
 @asynccontextmanager
 async def run_process(command: Sequence[str], *, stop_timeout: float) -> AsyncIterator[EngineProcess]:
-    """Run ``command`` in a session of its own for as long as the block lasts. OSError if it cannot be started."""
-    process = EngineProcess(
-        await trio.lowlevel.open_process(
-            list(command),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-    )
-    logger.info("started the engine: %s", " ".join(command), extra={"engine_pid": process.pid})
-    try:
-        async with open_private_nursery() as nursery:
-            nursery.start_soon(process.log_output)
-            try:
-                yield process
-            finally:
-                # Its output is read while it ends: a full pipe would keep it from ending.
+    """Run ``command`` in a session of its own for as long as the block lasts. Its first word is a path."""
+    ours, theirs = trio.socket.socketpair()
+    with ours:
+        with theirs:
+            started = await trio.lowlevel.open_process(
+                [sys.executable, "-I", "-S", guardian.__file__, str(theirs.fileno()), *command],
+                pass_fds=(theirs.fileno(),),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        process = EngineProcess(started, ours)
+        # Not all of the command: its arguments may be secrets.
+        logger.info("started the engine: %s", " ".join(command[:3]), extra={"engine_pid": process.pid})
+        try:
+            async with open_private_nursery() as nursery:
+                nursery.start_soon(process.log_output)
+                try:
+                    yield process
+                finally:
+                    # Its output is read while it ends: a full pipe would keep it from ending.
+                    with trio.CancelScope(shield=True):
+                        await process.stop(stop_timeout)
+                    nursery.cancel_scope.cancel()
+        finally:
+            if started.stdout is not None:
                 with trio.CancelScope(shield=True):
-                    await process.stop(stop_timeout)
-                nursery.cancel_scope.cancel()
-    finally:
-        if process._process.stdout is not None:
-            with trio.CancelScope(shield=True):
-                await process._process.stdout.aclose()
+                    await started.stdout.aclose()
 
 
 def group_members(group: int) -> list[int]:
