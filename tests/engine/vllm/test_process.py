@@ -10,11 +10,12 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 
 import pytest
 import trio
 
-from tests.engine.vllm.scripted import PATIENCE, request
+from tests.engine.vllm.scripted import PATIENCE, request, until
 from trio_frontend.engine.base import EngineError, EngineState
 from trio_frontend.engine.vllm import EngineStartError, VllmEngine, VllmNotFoundError, launch_engine
 from trio_frontend.engine.vllm.process import engine_command, find_vllm, group_members, run_process
@@ -151,6 +152,31 @@ async def test_its_death_is_seen_within_a_second_and_its_requests_end(which: str
             assert engine.health.value.detail == "rank 0: its process killed by SIGKILL"
     assert not alive(parent)
     assert not alive(child)
+
+
+async def test_what_a_killed_engine_leaves_behind_is_ended_at_once_and_nobody_guards_it_any_more(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+    async with launch_engine("m", vllm=FAKE_VLLM, start_timeout=PATIENCE):
+        parent, child = started(caplog)
+        os.kill(parent, signal.SIGKILL)
+        await until(lambda: not alive(child) and "the engine has ended" in caplog.text)
+        port = re.search(r"--data-parallel-rpc-port (\d+)", caplog.text)
+        assert port
+        assert not running_with(port[1])
+
+
+def running_with(argument: str) -> list[str]:
+    """Command lines that have ``argument`` and run."""
+    found = []
+    for entry in pathlib.Path("/proc").iterdir():
+        if entry.name.isdecimal() and alive(int(entry.name)):
+            with suppress(OSError):
+                words = (entry / "cmdline").read_bytes().decode().split("\0")
+                if argument in words:
+                    found.append(" ".join(words))
+    return found
 
 
 async def test_stopping_it_is_no_failure(caplog: pytest.LogCaptureFixture) -> None:

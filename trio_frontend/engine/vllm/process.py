@@ -94,6 +94,8 @@ class EngineProcess:
         self._guarded = guarded
         self.last_lines: deque[str] = deque(maxlen=LAST_LINES)
         self.output_ended = trio.Event()
+        self._stopping = trio.Lock()
+        self._stopped = False
 
     @property
     def pid(self) -> int:
@@ -138,8 +140,19 @@ class EngineProcess:
         level = logging.getLevelName(found[1].decode()) if found else logging.INFO
         logger.log(level, "vllm[%d] %s", self.pid, text)
 
+    async def stop_after_exit(self, timeout: float) -> None:
+        """Wait for its end, and then end what it has left behind: the workers of an engine that was killed."""
+        await self._process.wait()
+        await self.stop(timeout)
+
     async def stop(self, timeout: float) -> None:
         """End the process group and wait until nothing of it is left: SIGTERM, and SIGKILL after ``timeout`` seconds."""
+        async with self._stopping:
+            if not self._stopped:
+                await self._stop(timeout)
+                self._stopped = True
+
+    async def _stop(self, timeout: float) -> None:
         if self.exit_code is None:
             logger.info("stopping the engine, process %d", self.pid)
         for signum, limit in ((signal.SIGTERM, timeout), (signal.SIGKILL, KILL_TIMEOUT)):
@@ -150,6 +163,7 @@ class EngineProcess:
                 # The kernel tells of our child's end, not of its children's.
                 while group_members(self.pid):  # noqa: ASYNC110
                     await trio.sleep(0.05)
+        # From here on the group's id may become another's: the guardian must not hold on to it.
         self._guarded.shutdown(socket.SHUT_WR)
         with trio.move_on_after(KILL_TIMEOUT):
             await self._guarded.recv(1)  # the guardian's end of it
@@ -189,6 +203,7 @@ async def run_process(command: Sequence[str], *, stop_timeout: float) -> AsyncIt
         try:
             async with open_private_nursery() as nursery:
                 nursery.start_soon(process.log_output)
+                nursery.start_soon(process.stop_after_exit, stop_timeout)
                 try:
                     yield process
                 finally:
