@@ -60,11 +60,17 @@ async def test_an_engine_elsewhere_gets_its_options(opened) -> None:
     await open_for(
         *[MODEL, "--handshake-address", "tcp://0.0.0.0:5570", "--data-parallel-size", "4", "--advertise-host", "10.0.0.1"],
         *["--stall-timeout", "30", "--no-engine-reconnect", "--max-logprobs", "7", "--engine-start-timeout", "60"],
+        *["--engine-heartbeat-timeout", "5"],
     )
     ((name, _, arguments),) = opened
     assert (name, arguments["handshake_address"], arguments["start_timeout"]) == ("external", "tcp://0.0.0.0:5570", 60)
     assert arguments["options"] == vllm.VllmOptions(
-        data_parallel_size=4, advertise_host="10.0.0.1", stall_timeout=30, engine_reconnect=False, max_logprobs=7
+        data_parallel_size=4,
+        advertise_host="10.0.0.1",
+        heartbeat_timeout=5,
+        stall_timeout=30,
+        engine_reconnect=False,
+        max_logprobs=7,
     )
 
 
@@ -82,6 +88,11 @@ async def test_an_owned_engine_reads_the_same_files_and_gets_the_flags_after_the
 async def test_a_stall_timeout_of_0_is_none(opened) -> None:
     await open_for(MODEL, "--engine", "vllm", "--stall-timeout", "0")
     assert opened[0][2]["options"].stall_timeout is None
+
+
+async def test_a_heartbeat_timeout_of_0_is_none(opened) -> None:
+    await open_for(MODEL, "--engine", "vllm", "--engine-heartbeat-timeout", "0")
+    assert opened[0][2]["options"].heartbeat_timeout is None
 
 
 @pytest.mark.parametrize(

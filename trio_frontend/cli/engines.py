@@ -82,6 +82,7 @@ async def _vllm_options(args: argparse.Namespace, model: str) -> VllmOptions:
             data_parallel_size=args.data_parallel_size,
             advertise_host=args.advertise_host,
             engine_reconnect=args.engine_reconnect,
+            heartbeat_timeout=args.engine_heartbeat_timeout or None,
             stall_timeout=args.stall_timeout or None,
             max_logprobs=args.max_logprobs,
             supports_multimodal=is_multimodal(config),

@@ -143,6 +143,13 @@ def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="take an engine in again that comes back with a new handshake (default: yes)",
     )
     engine.add_argument(
+        "--engine-heartbeat-timeout",
+        type=seconds,
+        default=0.9,
+        metavar="S",
+        help="an engine on another host that gave no sign of life for so many seconds is lost (default: 0.9; 0: never)",
+    )
+    engine.add_argument(
         "--engine-start-timeout",
         type=seconds,
         default=600.0,

@@ -17,8 +17,9 @@ import trio
 import trio.testing
 
 from tests.engine.vllm.scripted import PATIENCE, request, starting_engine, until
-from trio_frontend.engine.base import EngineError, EngineState, EngineUnavailableError
+from trio_frontend.engine.base import EngineError, EngineState, EngineUnavailableError, FinishReason
 from trio_frontend.engine.vllm import VllmEngine, wait_started
+from trio_frontend.engine.vllm.endpoints import bound_to_this_host, is_this_host
 
 pytestmark = pytest.mark.process
 
@@ -114,7 +115,10 @@ async def test_ten_kills_with_fifty_live_streams_and_nothing_is_left_of_them() -
         assert after - before < 100_000, f"{after - before} bytes more after nine lives"
 
 
-async def test_a_process_that_answers_no_heartbeat_is_lost_within_a_second() -> None:
+async def test_a_process_that_answers_no_heartbeat_is_lost_within_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if it were on another host: there, a stopped process and a vanished host look the same."""
+    monkeypatch.setattr("trio_frontend.engine.vllm.client.is_this_host", lambda peer: False)
+    monkeypatch.setattr("trio_frontend.engine.vllm.client.bound_to_this_host", lambda address: False)
     async with starting_engine() as engine:
         with mock_engine(engine) as process:
             await wait_serving(engine)
@@ -124,6 +128,44 @@ async def test_a_process_that_answers_no_heartbeat_is_lost_within_a_second() -> 
                 with trio.fail_after(PROMPTLY):
                     await engine.health.wait_value(lambda health: health.state is EngineState.LOST)
             assert outcomes == ["error"] * STREAMS
+
+
+async def test_an_engine_on_this_host_that_is_held_up_for_seconds_is_not_lost() -> None:
+    async with starting_engine() as engine:
+        with mock_engine(engine) as process:
+            await wait_serving(engine)
+            async with engine.generate(request("r", 2000)) as outputs:
+                await anext(outputs)
+                process.send_signal(signal.SIGSTOP)
+                with trio.move_on_after(2.5):
+                    await engine.health.wait_value(lambda health: not health.serving)
+                    pytest.fail(f"it was called {engine.health.value}")
+                process.send_signal(signal.SIGCONT)
+                with trio.fail_after(4 * PATIENCE):
+                    assert [output.finish_reason async for batch in outputs for output in batch][-1] is FinishReason.LENGTH
+
+
+@pytest.mark.parametrize(
+    ("address", "here"),
+    [
+        ("tcp://127.0.0.1:*", True),
+        ("tcp://127.9.9.9:5570", True),
+        ("tcp://[::1]:*", True),
+        ("tcp://localhost:5570", True),
+        ("ipc:///run/engine", True),
+        ("tcp://0.0.0.0:5570", False),
+        ("tcp://*:5570", False),
+        ("tcp://10.0.0.1:5570", False),
+    ],
+)
+def test_which_addresses_only_this_host_can_reach(address: str, here: bool) -> None:
+    assert bound_to_this_host(address) == here
+
+
+def test_a_peer_is_of_this_host_if_its_address_is_ours() -> None:
+    assert is_this_host("127.0.0.1")
+    assert is_this_host("::ffff:127.0.0.1")
+    assert not is_this_host("203.0.113.1")
 
 
 async def test_a_busy_engine_is_not_taken_for_a_vanished_one() -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import trio
 import zmq
@@ -32,7 +32,7 @@ from trio_frontend.engine.vllm import wire
 from trio_frontend.engine.vllm.add_request import encode_add
 from trio_frontend.engine.vllm.balancing import Balancer
 from trio_frontend.engine.vllm.connection import EngineConnection, Step
-from trio_frontend.engine.vllm.endpoints import Endpoints
+from trio_frontend.engine.vllm.endpoints import Endpoints, bound_to_this_host, is_this_host
 from trio_frontend.engine.vllm.handshake import Handshake
 from trio_frontend.engine.vllm.health import HealthBoard
 from trio_frontend.engine.vllm.joining import Joining
@@ -43,6 +43,12 @@ __all__ = ["MissingStep", "VllmEngine", "VllmOptions"]
 
 logger = logging.getLogger(__name__)
 
+HEARTBEAT_TIMEOUT: Final = 0.9
+"""Seconds: a vanished host is to be noticed within one, and the ends of its requests take a moment too."""
+
+MAX_HEARTBEAT_TIMEOUT: Final = 3600.0
+"""Seconds. ZeroMQ counts milliseconds in an int."""
+
 STEPS = (Step.HELLO, Step.READY_RESPONSE, Step.OUTPUT_CONNECTION, Step.READY)
 
 
@@ -51,8 +57,8 @@ class VllmOptions:
     """Knobs of the engine client. Times are in seconds.
 
     ``data_parallel_size``: engine cores to wait for. ``advertise_host``: the address of this machine that engines are given; None: the host they said HELLO to.
-    ``heartbeat_interval`` and ``heartbeat_timeout``: how soon a vanished host is noticed (their sum, at the latest). An engine
-    that is out of reach for longer is taken for lost, so a network that stalls wants larger ones.
+    ``heartbeat_timeout``: of an engine on another host no sign of life came for so long: it is taken for lost, even if it comes back, so
+    a network or a host that stalls wants more; None: never. An engine on this host needs no heartbeats: the end of its process is seen.
     ``stall_timeout``: requests run and nothing comes for so long: NOT_SERVING until something does; None: never.
     ``client_index``: this frontend's place among several that share the engines; ``other_frontends``: where those others meet
     the engines, in the order of their places, each with its addresses by rank (only for the one that does the handshake).
@@ -62,8 +68,7 @@ class VllmOptions:
     data_parallel_size: int = 1
     advertise_host: str | None = None
     engine_reconnect: bool = True
-    heartbeat_interval: float = 0.2
-    heartbeat_timeout: float = 0.6
+    heartbeat_timeout: float | None = HEARTBEAT_TIMEOUT
     stall_timeout: float | None = None
     utility_timeout: float = 60.0
     client_index: int = 0
@@ -81,7 +86,11 @@ class VllmOptions:
                 raise ValueError(
                     f"other_frontends has {len(addresses)} pairs of addresses for {self.data_parallel_size} engines"
                 )
-        for name in ("heartbeat_interval", "heartbeat_timeout", "utility_timeout", "stall_timeout"):
+        if self.heartbeat_timeout is not None and self.heartbeat_timeout > MAX_HEARTBEAT_TIMEOUT:
+            raise ValueError(
+                f"heartbeat_timeout is {self.heartbeat_timeout}, it must be at most {MAX_HEARTBEAT_TIMEOUT:g} seconds"
+            )
+        for name in ("heartbeat_timeout", "utility_timeout", "stall_timeout"):
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise ValueError(f"{name} is {value}, it must be more than 0 seconds")
@@ -124,7 +133,7 @@ class VllmEngine(Engine):
         self._context = context
         self._nursery = nursery
         self._options = options
-        self._heartbeats = Heartbeats(options.heartbeat_interval, options.heartbeat_timeout)
+        self._heartbeats = Heartbeats.within(options.heartbeat_timeout) if options.heartbeat_timeout is not None else None
         self._ranks = range(options.data_parallel_size)
         self._board = HealthBoard(self._ranks)
         self._balancer = Balancer()
@@ -151,7 +160,7 @@ class VllmEngine(Engine):
             handshake_address,
             self._ranks,
             partial(self._connect, endpoints),
-            heartbeats=self._heartbeats,
+            heartbeats=None if bound_to_this_host(handshake_address) else self._heartbeats,
             reconnect=self._options.engine_reconnect,
         )
         self._nursery.start_soon(self._members.run)
@@ -173,21 +182,22 @@ class VllmEngine(Engine):
     # Lives.
 
     def _connect(self, endpoints: Endpoints, rank: int, peer: str | None) -> tuple[EngineConnection, bytes]:
-        life = self._open_life(rank, endpoints.bind(rank, self._epochs[rank] + 1), STEPS)
+        life = self._open_life(rank, endpoints.bind(rank, self._epochs[rank] + 1), STEPS, peer)
         self._nursery.start_soon(life.run)
         told = [others[rank] for others in self._options.other_frontends]
         told.insert(self._options.client_index, endpoints.told(life.addresses, peer))
         return life, wire.encode_init([pair.input for pair in told], [pair.output for pair in told])
 
-    def _open_life(self, rank: int, bind: Addresses, steps: Sequence[Step]) -> EngineConnection:
+    def _open_life(self, rank: int, bind: Addresses, steps: Sequence[Step], peer: str | None = None) -> EngineConnection:
         self._epochs[rank] += 1
         options = self._options
+        here = bound_to_this_host(bind.input) or (peer is not None and is_this_host(peer))
         life = EngineConnection(
             self._context,
             rank,
             self._epochs[rank],
             bind,
-            heartbeats=self._heartbeats,
+            heartbeats=None if here else self._heartbeats,
             stall_timeout=options.stall_timeout,
             missing=steps,
             owner=self,

@@ -106,7 +106,7 @@ class EngineConnection:
         epoch: int,
         bind: Addresses,
         *,
-        heartbeats: Heartbeats,
+        heartbeats: Heartbeats | None,
         stall_timeout: float | None,
         missing: Sequence[Step],
         owner: Owner,

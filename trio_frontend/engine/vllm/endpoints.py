@@ -9,7 +9,7 @@ from typing import Final, Protocol
 
 from trio_frontend.engine.vllm.sockets import Addresses
 
-__all__ = ["Endpoints", "IpcEndpoints", "TcpEndpoints", "parse_tcp"]
+__all__ = ["Endpoints", "IpcEndpoints", "TcpEndpoints", "bound_to_this_host", "is_this_host", "parse_tcp"]
 
 WILDCARDS: Final = ("*", "0.0.0.0", "::", "[::]")
 
@@ -65,6 +65,30 @@ def parse_tcp(address: str) -> tuple[str, str]:
     return host.strip("[]"), port
 
 
+def bound_to_this_host(address: str) -> bool:
+    """Whether only this host's own processes can reach what is bound to ``address``."""
+    if not address.startswith("tcp://"):
+        return True
+    host = parse_tcp(address)[0]
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def is_this_host(peer: str) -> bool:
+    """Whether ``peer`` (an IP address) is one of this host's own: what goes there comes from there."""
+    try:
+        return _plain_ip(_own_address_towards(peer)) == _plain_ip(peer)
+    except OSError:
+        return False
+
+
+def _plain_ip(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+    parsed = ipaddress.ip_address(address)
+    return parsed.ipv4_mapped or parsed if isinstance(parsed, ipaddress.IPv6Address) else parsed
+
+
 def _with_host(address: str, host: str) -> str:
     return f"tcp://{_bracketed(host)}:{address.rpartition(':')[2]}"
 
@@ -75,9 +99,7 @@ def _bracketed(host: str) -> str:
 
 def _own_address_towards(peer: str | None) -> str:
     """The address of ours that packets to ``peer`` leave from. Nothing is sent."""
-    target = ipaddress.ip_address(peer or "127.0.0.1")
-    if isinstance(target, ipaddress.IPv6Address) and target.ipv4_mapped:
-        target = target.ipv4_mapped
+    target = _plain_ip(peer or "127.0.0.1")
     with socket.socket(socket.AF_INET if target.version == 4 else socket.AF_INET6, socket.SOCK_DGRAM) as probe:
         probe.connect((str(target), 9))
         return str(probe.getsockname()[0])

@@ -41,7 +41,7 @@ class Handshake:
         ranks: range,
         connect: Callable[[int, str | None], tuple[EngineConnection, bytes]],
         *,
-        heartbeats: Heartbeats,
+        heartbeats: Heartbeats | None,
         reconnect: bool,
     ) -> None:
         self._ranks = ranks
@@ -55,7 +55,8 @@ class Handshake:
         # A restarted engine takes over the identity of the one that its predecessor's connection may still hold.
         self._socket.zmq.setsockopt(zmq.ROUTER_HANDOVER, 1)
         self._socket.zmq.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        self._socket.set_heartbeats(heartbeats.interval, heartbeats.timeout)
+        if heartbeats is not None:
+            self._socket.set_heartbeats(heartbeats.interval, heartbeats.timeout)
         self._monitor = Monitor(context, self._socket)
         try:
             self.address = self._socket.bind(address)

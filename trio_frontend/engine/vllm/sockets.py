@@ -38,11 +38,16 @@ class Heartbeats:
     interval: float
     timeout: float
 
+    @classmethod
+    def within(cls, seconds: float) -> Heartbeats:
+        """A peer that vanishes is noticed after ``seconds`` at the latest."""
+        return cls(seconds / 4, seconds * 3 / 4)
+
 
 class EngineSockets:
     """``input`` (ROUTER) and ``output`` (PULL), bound to ``addresses``. OSError if they cannot be, and then nothing stays open."""
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], bind: Addresses, heartbeats: Heartbeats) -> None:
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], bind: Addresses, heartbeats: Heartbeats | None) -> None:
         with ExitStack() as opened:
             self.input = Socket(context, zmq.ROUTER, hwm=SEND_HWM)
             opened.callback(self.input.close)
@@ -51,8 +56,9 @@ class EngineSockets:
             self.input.zmq.setsockopt(zmq.ROUTER_MANDATORY, 1)
             self.output = Socket(context, zmq.PULL, hwm=RECEIVE_HWM)
             opened.callback(self.output.close)
-            for socket in (self.input, self.output):
-                socket.set_heartbeats(heartbeats.interval, heartbeats.timeout)
+            if heartbeats is not None:
+                for socket in (self.input, self.output):
+                    socket.set_heartbeats(heartbeats.interval, heartbeats.timeout)
             self.input_monitor = Monitor(context, self.input)
             opened.callback(self.input_monitor.close)
             self.output_monitor = Monitor(context, self.output)
