@@ -96,8 +96,9 @@ class TestSettings:
         client.send(settings([(HEADER_TABLE_SIZE, 0)]), settings([(HEADER_TABLE_SIZE, 5)]), headers(3))
         client.sent()
         client.connection.send_headers(1, TRAILERS, end_stream=True)
+        client.send(settings([(HEADER_TABLE_SIZE, 1)]))
         client.connection.send_headers(3, RESPONSE)
-        first, _reset, second = client.sent()
+        first, _reset, _ack, second = client.sent()
         assert first.payload == b"\x20" + TRAILERS
         assert second.payload == RESPONSE
         assert decoder.decode(first.payload, raw=True) == [(b"grpc-status", b"0")]
@@ -120,6 +121,7 @@ class TestPing:
         client.connection.ping(b"abcdefgh")
         assert client.sent() == [(PING, 0, 0, b"abcdefgh")]
         assert client.send(ping(b"abcdefgh", ACK)) == [http2.PingAcked(b"abcdefgh")]
+        assert client.send(ping(b"abcdefgh", ACK)) == []
 
     def test_an_ack_that_answers_nothing_is_ignored(self, client: Client) -> None:
         assert client.send(ping(b"abcdefgh", ACK)) == []

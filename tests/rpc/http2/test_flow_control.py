@@ -257,9 +257,8 @@ class TestWindowUpdate:
 
 
 class TestInitialWindowSize:
-    def test_the_largest_is_allowed_and_one_more_is_not(self) -> None:
-        client = Client()
-        client.send(settings([(INITIAL_WINDOW_SIZE, MAX_WINDOW)]))
+    def test_the_largest_is_allowed_and_one_more_is_not(self, client: Client) -> None:
+        assert client.send(settings([(INITIAL_WINDOW_SIZE, MAX_WINDOW)])) == []
         assert client.sent() == [(SETTINGS, ACK, 0, b"")]
         client.send(settings([(INITIAL_WINDOW_SIZE, MAX_WINDOW + 1)]))
         assert client.failure() == FLOW_CONTROL_ERROR

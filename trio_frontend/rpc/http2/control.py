@@ -3,7 +3,7 @@
 Rules:
 - Each has a fixed shape, checked first; a wrong one is the connection's end (RFC 9113 4.2, 5.4.1).
 - Each costs a budget (limits.py), since flow control holds none of them back.
-- Nothing the peer says is kept, but for its window and frame size: unknown settings and frame types are forgotten at once.
+- Nothing the peer says is kept, but for its window: unknown settings and frame types are forgotten at once.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from trio_frontend.rpc.http2.limits import (
     MIN_MAX_FRAME_SIZE,
     Limits,
 )
-from trio_frontend.rpc.http2.outgoing import MAX_SENT_FRAME_SIZE, Outgoing
+from trio_frontend.rpc.http2.outgoing import Outgoing
 
 # A gRPC client may send three for a unary call's one DATA frame: one per stream and two for the connection.
 _WINDOW_UPDATES_PER_FRAME = 4
@@ -150,10 +150,8 @@ class Control(Outgoing):
                 if value > MAX_WINDOW:
                     raise ProtocolError(ErrorCode.FLOW_CONTROL_ERROR, "INITIAL_WINDOW_SIZE above 2^31-1")
                 initial_window = value
-            elif key == frames.SETTINGS_MAX_FRAME_SIZE:
-                if not MIN_MAX_FRAME_SIZE <= value <= MAX_MAX_FRAME_SIZE:
-                    raise ProtocolError(ErrorCode.PROTOCOL_ERROR, "MAX_FRAME_SIZE out of range")
-                self._frame_size = min(value, MAX_SENT_FRAME_SIZE)
+            elif key == frames.SETTINGS_MAX_FRAME_SIZE and not MIN_MAX_FRAME_SIZE <= value <= MAX_MAX_FRAME_SIZE:
+                raise ProtocolError(ErrorCode.PROTOCOL_ERROR, "MAX_FRAME_SIZE out of range")
             elif key == frames.SETTINGS_HEADER_TABLE_SIZE and value < DEFAULT_TABLE_SIZE and not self._table_dropped:
                 self._table_dropped = True
                 self._table_update = NO_TABLE

@@ -77,7 +77,7 @@ def goaway(last_stream_id: int, error_code: int, debug: bytes) -> bytes:
 
 
 def header_block(stream_id: int, block: bytes, end_stream: bool, max_frame_size: int) -> bytes:
-    """HEADERS, and as many CONTINUATIONs as the peer's frame size makes necessary."""
+    """HEADERS, and as many CONTINUATIONs as the frame size makes necessary."""
     flags = END_STREAM if end_stream else 0
     if len(block) <= max_frame_size:
         return pack_header(len(block) << 8 | HEADERS, flags | END_HEADERS, stream_id) + block

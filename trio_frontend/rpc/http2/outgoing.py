@@ -15,10 +15,10 @@ from trio_frontend.rpc.http2 import frames
 from trio_frontend.rpc.http2.budgets import PingPolicy
 from trio_frontend.rpc.http2.errors import ErrorCode, LocalProtocolError, StreamClosed
 from trio_frontend.rpc.http2.frames import STREAM_ID_MASK
-from trio_frontend.rpc.http2.limits import DEFAULT_WINDOW, MIN_MAX_FRAME_SIZE, Limits
+from trio_frontend.rpc.http2.limits import DEFAULT_WINDOW, Limits
 from trio_frontend.rpc.http2.streams import Stream, Streams
 
-# Larger frames are not worth having: others' frames wait behind them.
+# Every peer takes frames of this size (RFC 9113 4.2), and larger ones are not worth having: others' frames wait behind them.
 MAX_SENT_FRAME_SIZE = 16_384
 
 _MAX_DEBUG = 1_024
@@ -33,7 +33,6 @@ class Outgoing:
         "_credit",
         "_credit_due",
         "_failed",
-        "_frame_size",
         "_frames_sent",
         "_last_accepted",
         "_live",
@@ -56,7 +55,6 @@ class Outgoing:
         self._live = self._streams.live
         self._max_unsent = limits.max_unsent
         self._send_window = DEFAULT_WINDOW
-        self._frame_size = MIN_MAX_FRAME_SIZE
         self._frames_sent = 0  # on streams, since they were last counted for the peer's WINDOW_UPDATEs
         self._pings = PingPolicy(limits)
         self._pings_unanswered = 0
@@ -98,7 +96,7 @@ class Outgoing:
         if self._table_update:
             block = self._table_update + block
             self._table_update = b""
-        self.out += frames.header_block(stream_id, block, end_stream, self._frame_size)
+        self.out += frames.header_block(stream_id, block, end_stream, MAX_SENT_FRAME_SIZE)
         self._frames_sent += 1
         self._pings.strikes = 0
         stream.response_begun = stream.response_open = True
@@ -106,7 +104,7 @@ class Outgoing:
             self._end_response(stream)
 
     def send_data(self, stream_id: int, data: bytes, end_stream: bool = False) -> None:
-        """At most `sendable(stream_id)` bytes, in as many DATA frames as the peer's frame size makes necessary."""
+        """At most `sendable(stream_id)` bytes, in DATA frames of up to 16,384 bytes."""
         stream = self._live.get(stream_id)
         if stream is None:
             raise StreamClosed(f"data on stream {stream_id}, which is not open")
@@ -118,11 +116,10 @@ class Outgoing:
         stream.send_window -= length
         self._send_window -= length
         self._pings.strikes = 0
-        size = self._frame_size
         position = 0
-        while length - position > size:
-            self._append_data(stream_id, data[position : position + size], 0)
-            position += size
+        while length - position > MAX_SENT_FRAME_SIZE:
+            self._append_data(stream_id, data[position : position + MAX_SENT_FRAME_SIZE], 0)
+            position += MAX_SENT_FRAME_SIZE
         if length or end_stream:
             self._append_data(stream_id, data[position:], frames.END_STREAM if end_stream else 0)
         if end_stream:
@@ -140,7 +137,7 @@ class Outgoing:
             stream is None
             or length > stream.send_window
             or length > self._send_window
-            or length > self._frame_size
+            or length > MAX_SENT_FRAME_SIZE
             or not stream.response_open
             or len(out) > self._max_unsent
         ):
