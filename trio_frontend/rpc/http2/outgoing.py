@@ -19,7 +19,7 @@ from trio_frontend.rpc.http2.limits import DEFAULT_WINDOW, Limits
 from trio_frontend.rpc.http2.streams import Stream, Streams
 
 # Every peer takes frames of this size (RFC 9113 4.2), and larger ones are not worth having: others' frames wait behind them.
-MAX_SENT_FRAME_SIZE = 16_384
+_MAX_SENT_FRAME_SIZE = 16_384
 
 _MAX_DEBUG = 1_024
 
@@ -96,7 +96,7 @@ class Outgoing:
         if self._table_update:
             block = self._table_update + block
             self._table_update = b""
-        self.out += frames.header_block(stream_id, block, end_stream, MAX_SENT_FRAME_SIZE)
+        self.out += frames.header_block(stream_id, block, end_stream, _MAX_SENT_FRAME_SIZE)
         self._frames_sent += 1
         self._pings.strikes = 0
         stream.response_begun = stream.response_open = True
@@ -117,9 +117,9 @@ class Outgoing:
         self._send_window -= length
         self._pings.strikes = 0
         position = 0
-        while length - position > MAX_SENT_FRAME_SIZE:
-            self._append_data(stream_id, data[position : position + MAX_SENT_FRAME_SIZE], 0)
-            position += MAX_SENT_FRAME_SIZE
+        while length - position > _MAX_SENT_FRAME_SIZE:
+            self._append_data(stream_id, data[position : position + _MAX_SENT_FRAME_SIZE], 0)
+            position += _MAX_SENT_FRAME_SIZE
         if length or end_stream:
             self._append_data(stream_id, data[position:], frames.END_STREAM if end_stream else 0)
         if end_stream:
@@ -137,7 +137,7 @@ class Outgoing:
             stream is None
             or length > stream.send_window
             or length > self._send_window
-            or length > MAX_SENT_FRAME_SIZE
+            or length > _MAX_SENT_FRAME_SIZE
             or not stream.response_open
             or len(out) > self._max_unsent
         ):
