@@ -25,6 +25,7 @@ from trio_frontend.nurseries import open_private_nursery
 from trio_frontend.server import Server, serve
 
 from .arguments import DEFAULT_ADDRESS
+from .collector import tune_collector
 from .engines import opener
 from .logs import configure_logging
 from .serve import EngineChoice
@@ -52,6 +53,7 @@ async def _serve_until_told(args: argparse.Namespace, choice: EngineChoice, conf
                 with lifetime.start_up:
                     lifetime.server = await serving.start(partial(serve, opener(args, choice), config))
                 if lifetime.server is not None:
+                    tune_collector()
                     announce(lifetime.server, choice)
             nursery.cancel_scope.cancel()
     logger.info("ended")

@@ -77,10 +77,12 @@ def check_in_range(field: str, value: float, least: float, most: float, *, above
     return value
 
 
-def check_token_ids(field: str, token_ids: Iterable[int], vocab_size: int) -> list[int]:
+def check_token_ids(field: str, token_ids: Sequence[int], vocab_size: int) -> list[int]:
     """Every id inside the vocabulary."""
+    if not token_ids:
+        return []
     ids = list(token_ids)
-    if ids and max(ids) >= vocab_size:
+    if max(ids) >= vocab_size:
         raise _outside(field, ids, vocab_size)
     return ids
 
@@ -154,6 +156,8 @@ def check_new_tokens(max_new_tokens: int, min_new_tokens: int, default: int | No
 
 
 def check_stop_strings(strings: Sequence[str]) -> tuple[str, ...]:
+    if not strings:
+        return ()
     checked = tuple(strings)
     if "" in checked:
         raise InvalidRequestError("stopping.stop_strings must not be empty, got ''")

@@ -132,18 +132,22 @@ def _sampling_params(p: SamplingParams) -> dict[str, Any]:
 
 def _add_stops(fields: dict[str, Any], p: SamplingParams) -> None:
     """The three fields of the tokens that end a request (``SamplingParams.update_from_generation_config``)."""
+    eos = _integer("eos_token_id", p.eos_token_id, 0, 2**31 - 1) if p.eos_token_id is not None else None
+    if p.ignore_eos:
+        fields["ignore_eos"] = True
+    elif eos is not None:
+        fields["_eos_token_id"] = eos
+    if not p.stop_token_ids and not p.extra_eos_token_ids:
+        if eos is not None:
+            fields["_all_stop_token_ids"] = [eos]
+        return
     stop_token_ids = _token_ids("stop_token_ids", p.stop_token_ids, empty=True)
     extra_eos = _token_ids("extra_eos_token_ids", p.extra_eos_token_ids, empty=True)
-    eos = _integer("eos_token_id", p.eos_token_id, 0, 2**31 - 1) if p.eos_token_id is not None else None
     # min_tokens and structured output look at all of them, EOS of an ignore_eos request included; only stop_token_ids and
     # _eos_token_id end a request.
     all_stops = list(dict.fromkeys((*stop_token_ids, *([eos] if eos is not None else ()), *extra_eos)))
     if not p.ignore_eos:
         stop_token_ids = list(dict.fromkeys((*stop_token_ids, *(t for t in extra_eos if t != eos))))
-        if eos is not None:
-            fields["_eos_token_id"] = eos
-    else:
-        fields["ignore_eos"] = True
     if stop_token_ids:
         fields["stop_token_ids"] = stop_token_ids
     if all_stops:
