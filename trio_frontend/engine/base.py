@@ -184,13 +184,17 @@ class EngineOutput:
         self.ec_transfer_params = ec_transfer_params
 
     def __repr__(self) -> str:
-        return f"EngineOutput({list(self.token_ids)}, finish_reason={self.finish_reason!r}, stop_reason={self.stop_reason!r})"
+        return (
+            f"EngineOutput({list(self.token_ids)}, finish_reason={self.finish_reason!r}, stop_reason={self.stop_reason!r})"
+        )
 
 
 class EngineError(Exception):
     """The engine failed this request. ``code`` is what the engine stated (0.33 ``RequestError``), None if it said nothing."""
 
-    def __init__(self, message: str = "engine failed during generation", *, code: str | None = None, retryable: bool = False) -> None:
+    def __init__(
+        self, message: str = "engine failed during generation", *, code: str | None = None, retryable: bool = False
+    ) -> None:
         super().__init__(message)
         self.message = message
         self.code = code
