@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import trio
+import zmq
 
 from tests.engine.vllm.scripted import (
     PATIENCE,
@@ -33,6 +34,7 @@ from trio_frontend.engine.vllm import (
 )
 from trio_frontend.engine.vllm.connection import Step
 from trio_frontend.engine.vllm.endpoints import TcpEndpoints
+from trio_frontend.engine.vllm.handshake import Handshake
 
 BRIEFLY = 0.1
 """Seconds to let a message arrive that must change nothing."""
@@ -249,6 +251,54 @@ async def test_garbage_at_the_handshake_is_ignored(
     frames: list[bytes], logged: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     await joins_despite(lambda stranger: stranger.send_handshake(*frames), 0, caplog, logged)
+
+
+async def test_a_flood_at_the_handshake_holds_up_no_task_and_hardly_fills_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    async with starting_engine() as engine, scripted_core(engine) as core, scripted_core(engine, b"flood") as stranger:
+        await core.join()
+        await wait_started(engine, PATIENCE)
+        members = engine._members
+        assert isinstance(members, Handshake)
+        handled: list[int] = []
+        turns = 0
+
+        def endless() -> list[zmq.Frame] | None:
+            handled.append(turns)
+            return [zmq.Frame(b"flood"), zmq.Frame(b"")] if len(handled) < 10_000 else None
+
+        members._socket.take = endless  # type: ignore[method-assign]
+        stranger.hello()
+        with trio.fail_after(PATIENCE):
+            while len(handled) < 10_000:
+                await trio.lowlevel.checkpoint()
+                turns += 1
+    assert max(handled.count(turn) for turn in {*handled[1:-1]} - {0}) <= 64
+    assert 0 < caplog.text.count("a peer with the identity 666c6f6f64") <= 10
+
+
+async def test_an_engine_that_repeats_its_hello_while_another_serves_is_logged_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with starting_engine() as engine, scripted_core(engine) as core:
+        await core.join()
+        await wait_started(engine, PATIENCE)
+        async with scripted_core(engine) as second, scripted_core(engine, b"last") as last:
+            for _ in range(50):
+                second.hello()
+            await until(lambda: "it waits until that one is gone" in caplog.text)
+            last.hello()
+            await until(lambda: "a peer with the identity" in caplog.text)
+    assert caplog.text.count("it waits until that one is gone") == 1
+
+
+async def test_a_huge_message_at_the_handshake_is_not_taken_in() -> None:
+    async with starting_engine() as engine, scripted_core(engine) as core, scripted_core(engine) as stranger:
+        stranger.connect()
+        stranger.send_handshake(bytes(2**20 + 1))
+        await core.join()
+        await wait_started(engine, PATIENCE)
+        assert not engine.strangers
+        await assert_serves(engine, core)
 
 
 async def test_bytes_that_are_no_zeromq_are_ignored() -> None:

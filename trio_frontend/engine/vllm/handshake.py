@@ -7,12 +7,16 @@ engine may come back. Rules that hold here:
 * A HELLO begins a new life of its rank. If the rank's present life still starts, the newer HELLO wins: the engine was restarted.
 * If the present life serves, the HELLO waits: it is answered when that life has failed. A rank is never taken from a healthy
   engine by a second one that was configured with the same rank.
+* Anyone can connect here. Whatever comes, and however fast, other tasks run between a turn's worth of messages, and the log grows by
+  a few lines a second at most.
 """
 
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Callable
+from typing import Final
 
 import trio
 import zmq
@@ -25,6 +29,16 @@ from trio_frontend.engine.vllm.transport import Monitor, Socket, source_address,
 __all__ = ["Handshake"]
 
 logger = logging.getLogger(__name__)
+
+TURN: Final = 16
+"""Messages handled before other tasks run."""
+
+LOGGED_AT_ONCE: Final = 10
+LOGGED_WITHIN: Final = 10.0
+"""So many messages that were ignored are logged in so many seconds; the rest are counted."""
+
+MAX_MESSAGE_SIZE: Final = 2**20
+"""Bytes. What an engine says here has some hundred; ZeroMQ drops a connection that announces more, before it takes it in."""
 
 
 class Handshake:
@@ -51,10 +65,13 @@ class Handshake:
         self._waiting: dict[int, str | None] = {}
         self._fds: dict[int, int | None] = {}
         self.strangers: list[str] = []
+        self._logged: deque[float] = deque(maxlen=LOGGED_AT_ONCE)
+        self._unlogged = 0
         self._socket = Socket(context, zmq.ROUTER)
         # A restarted engine takes over the identity of the one that its predecessor's connection may still hold.
         self._socket.zmq.setsockopt(zmq.ROUTER_HANDOVER, 1)
         self._socket.zmq.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        self._socket.zmq.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_SIZE)
         if heartbeats is not None:
             self._socket.set_heartbeats(heartbeats.interval, heartbeats.timeout)
         self._monitor = Monitor(context, self._socket)
@@ -74,14 +91,18 @@ class Handshake:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._watch)
                 while True:
-                    self._handle_waiting()
+                    await self._handle_waiting()
                     await self._socket.wait()
         finally:
             self.close()
 
-    def _handle_waiting(self) -> None:
+    async def _handle_waiting(self) -> None:
+        handled = 0
         while (frames := self._socket.take()) is not None:
             self._handle(frames)
+            handled += 1
+            if not handled % TURN:
+                await trio.lowlevel.checkpoint()
 
     def life_ended(self, rank: int) -> None:
         """The present life of ``rank`` has failed: an engine that waits in its place is answered now."""
@@ -111,11 +132,19 @@ class Handshake:
             elif message.status == "READY":
                 self._ready(rank)
             else:
-                self._stranger(f"rank {rank} with the status {message.status!r}")
+                self._stranger(f"rank {rank} with the status {message.status[:40]!r}")
 
     def _stranger(self, what: str) -> None:
         """Logged, and kept for the error that a start without its engines ends with. The newest few are enough."""
-        logger.warning("handshake: ignored %s", what)
+        now = trio.current_time()
+        if len(self._logged) < LOGGED_AT_ONCE or now - self._logged[0] > LOGGED_WITHIN:
+            logger.warning(
+                "handshake: ignored %s%s", what, f" (and {self._unlogged} messages before it)" if self._unlogged else ""
+            )
+            self._logged.append(now)
+            self._unlogged = 0
+        else:
+            self._unlogged += 1
         self.strangers = [*self.strangers[-3:], what]
 
     def _hello(self, rank: int, peer: str | None) -> None:
@@ -124,7 +153,10 @@ class Handshake:
         if joined and not self._reconnect:
             self._stranger(f"rank {rank}, which comes back, and engines are not taken in again (engine_reconnect)")
         elif life is not None and life.serving:
-            logger.warning("rank %d says HELLO while an engine of that rank serves: it waits until that one is gone", rank)
+            if rank not in self._waiting:
+                logger.warning(
+                    "rank %d says HELLO while an engine of that rank serves: it waits until that one is gone", rank
+                )
             self._waiting[rank] = peer
         else:
             self._begin(rank, peer)
@@ -160,7 +192,7 @@ class Handshake:
         async for event in self._monitor:
             if event.kind != zmq.EVENT_DISCONNECTED:
                 continue
-            self._handle_waiting()  # its READY may have come just before
+            await self._handle_waiting()  # its READY may have come just before
             for rank, fd in list(self._fds.items()):
                 if fd == event.fd:
                     del self._fds[rank]

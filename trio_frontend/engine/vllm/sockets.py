@@ -23,6 +23,10 @@ STRANGERS_HWM: Final = 16
 """An engine sends one message to its input address, its ready response. What else comes stays unread, and this bounds it."""
 
 
+STRANGERS_MESSAGE: Final = 2**24
+"""Bytes of one such message: a ready response has a few thousand."""
+
+
 @dataclass(frozen=True, slots=True)
 class Addresses:
     """Where one engine core and one frontend process meet: requests go to ``input``, answers come from ``output``."""
@@ -52,6 +56,7 @@ class EngineSockets:
             self.input = Socket(context, zmq.ROUTER, hwm=SEND_HWM)
             opened.callback(self.input.close)
             self.input.zmq.setsockopt(zmq.RCVHWM, STRANGERS_HWM)
+            self.input.zmq.setsockopt(zmq.MAXMSGSIZE, STRANGERS_MESSAGE)
             # A message for a peer that is not there is an error instead of lost.
             self.input.zmq.setsockopt(zmq.ROUTER_MANDATORY, 1)
             self.output = Socket(context, zmq.PULL, hwm=RECEIVE_HWM)
