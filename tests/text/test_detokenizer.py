@@ -42,9 +42,11 @@ def test_prompt_and_output_join_wherever_the_border_is(name: str, text: str, cut
     cut = min(cut, len(everything))
     prompt, output = everything[:cut], everything[cut:]
     continued = "".join(streamed(tokenizer, prompt, output, skip))
-    # The prompt's text is that of its complete characters.
-    while (before := tokenizer.decode(prompt, skip_special_tokens=skip)).endswith("\ufffd"):
+    # The prompt's text is that of its complete characters. A byte-fallback decoder gives up a whole run of bytes for one that is cut,
+    # so there the cut one's bytes, which are tokens, are left out; elsewhere a token may end one character and begin the next.
+    while (before := tokenizer.decode(prompt, skip_special_tokens=skip)).endswith("\ufffd") and "byte_fallback" in name:
         prompt = prompt[:-1]
+    before = before.rstrip("\ufffd")
     assert before + continued == tokenizer.decode(everything, skip_special_tokens=skip)
 
 
