@@ -9,6 +9,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 from benchmarks.load import Workload, measure
 from benchmarks.processes import cpu_seconds, free_port, resident_bytes, running, wait_for_port
@@ -17,6 +18,8 @@ from benchmarks.servers import Running, trio_frontend, wait_until_serving
 
 STREAM = "/vllm.Inference/GenerateStream"
 KIB = 1024
+Start = Callable[..., AbstractContextManager[Running]]
+"""Starts a server over the mock engine: a directory for logs, then the engine's options."""
 
 
 def cost_workloads(scale: float) -> list[Workload]:
@@ -28,21 +31,51 @@ def cost_workloads(scale: float) -> list[Workload]:
     ]
 
 
+ROUNDS = 3
+"""Each cost is the median of so many runs: machines are shared, and clock ticks are 10 ms."""
+
+
 def costs(server: Running, scale: float) -> dict[str, float]:
     """Microseconds of CPU per unit of each workload."""
     measure(Workload("warm-up", "Generate", 1, 500), server.port, [server.pid])
-    return {w.name: measure(w, server.port, [server.pid]).cpu_microseconds_per_unit for w in cost_workloads(scale)}
+    return {w.name: _cost(w, server) for w in cost_workloads(scale)}
 
 
-def growth(logs: pathlib.Path, scale: float) -> dict[int, float]:
-    """Microseconds of CPU per streamed token at 8, 64, 512 and 2,000 live streams."""
+def _cost(workload: Workload, server: Running) -> float:
+    runs = [measure(workload, server.port, [server.pid]).cpu_microseconds_per_unit for _ in range(ROUNDS)]
+    return statistics.median(runs)
+
+
+def tokens_per_frame(server: Running) -> float:
+    """Of 64 streams of 128 tokens, all at once."""
+    tokens, frames = 0, 0
+
+    def on_data(_stream: int, payload: bytes, _now: float) -> None:
+        nonlocal tokens, frames
+        n = tokens_in(payload)
+        tokens += n
+        frames += n > 0
+
+    connections = [Connection(server.port, on_data) for _ in range(4)]
+    for c in connections:
+        for _ in range(16):
+            c.open(STREAM, generate_request(128))
+    pump(connections, lambda: sum(c.ended for c in connections) >= 64, 60)
+    for c in connections:
+        c.close()
+    return tokens / frames
+
+
+def growth(start: Start, logs: pathlib.Path, scale: float) -> dict[int, float]:
+    """Microseconds of CPU per streamed token at 8, 64, 512 and 2,000 live streams, which share 8 connections, of a server that
+    ``start`` starts."""
     found = {}
-    with trio_frontend(logs, "--max-running", "4096") as server:
+    with start(logs, "--max-running", "4096") as server:
         measure(Workload("warm-up", "Generate", 1, 500), server.port, [server.pid])
-        for live, connections in ((8, 4), (64, 4), (512, 8), (2000, 20)):
-            requests = max(live, int(1000 * scale) // live * live)
-            w = Workload(f"{live} live", "GenerateStream", 128, requests, concurrency=live, connections=connections)
-            found[live] = measure(w, server.port, [server.pid]).cpu_microseconds_per_unit
+        for live in (8, 64, 512, 2000):
+            requests = max(live, int(500 * scale) // live * live)
+            w = Workload(f"{live} live", "GenerateStream", 128, requests, concurrency=live, connections=8)
+            found[live] = _cost(w, server)
     return found
 
 
@@ -74,7 +107,7 @@ def _growth_of(server: Running, path: str, body: bytes, streams: int) -> float:
     return after - before
 
 
-def step_latency(logs: pathlib.Path, seconds: float, long_prompts: bool) -> dict[str, float]:
+def step_latency(start: Start, logs: pathlib.Path, seconds: float, long_prompts: bool) -> dict[str, float]:
     """With an engine that steps every 20 ms for 256 streams: milliseconds from a step to the last of its frames on the wire.
 
     ``long_prompts``: meanwhile a client sends a prompt of 30,000 tokens as text once a second.
@@ -82,7 +115,7 @@ def step_latency(logs: pathlib.Path, seconds: float, long_prompts: bool) -> dict
     steps = int(seconds * 50)
     with tempfile.NamedTemporaryFile("r") as step_log:
         options = ("--step-ms", "20", "--step-log", step_log.name, "--max-model-len", "40000")
-        with trio_frontend(logs, *options) as server:
+        with start(logs, *options) as server:
             arrivals: list[tuple[float, int]] = []
 
             def on_data(_stream: int, payload: bytes, now: float) -> None:
@@ -140,10 +173,10 @@ def _percentiles(values: list[float]) -> dict[str, float]:
     return {"p50": cuts[49], "p99": cuts[98], "max": max(values), "steps": len(values)}
 
 
-def time_to_first_token(logs: pathlib.Path, requests: int) -> dict[str, float]:
+def time_to_first_token(start: Start, logs: pathlib.Path, requests: int) -> dict[str, float]:
     """Milliseconds from a request's last byte to its first token, one request at a time, the mock engine's own part included."""
     found = []
-    with trio_frontend(logs) as server:
+    with start(logs) as server:
         first: list[float] = []
 
         def on_data(_stream: int, payload: bytes, now: float) -> None:
@@ -152,10 +185,10 @@ def time_to_first_token(logs: pathlib.Path, requests: int) -> dict[str, float]:
 
         c = Connection(server.port, on_data)
         for number in range(requests):
-            start = time.monotonic()
+            sent = time.monotonic()
             c.open(STREAM, generate_request(1))
             pump([c], lambda n=number: len(first) > n and c.ended > n, 10)  # type: ignore[misc]
-            found.append((first[number] - start) * 1000)
+            found.append((first[number] - sent) * 1000)
         c.close()
     return _percentiles(found)
 
@@ -233,4 +266,5 @@ __all__ = [
     "start_up",
     "step_latency",
     "time_to_first_token",
+    "tokens_per_frame",
 ]

@@ -23,12 +23,24 @@ class Running:
     pid: int
 
 
+WITHOUT_MERGING = """
+import sys
+from trio_frontend.cli import main
+from trio_frontend.engine.vllm import connection
+connection.BEHIND = float("inf")
+sys.exit(main())
+"""
+
+
 @contextmanager
-def trio_frontend(logs: pathlib.Path, *engine_options: str, server_options: tuple[str, ...] = ()) -> Iterator[Running]:
-    """trio_frontend over the mock engine, as its users start it."""
+def trio_frontend(logs: pathlib.Path, *engine_options: str, merging: bool = True) -> Iterator[Running]:
+    """trio_frontend over the mock engine, as its users start it.
+
+    Without ``merging`` it never takes several steps of an engine as one, however far it is behind: each token has its frame.
+    """
     port, handshake, log = free_port(), f"tcp://127.0.0.1:{free_port()}", logs / "trio_frontend.log"
-    command = [sys.executable, "-m", "trio_frontend", "serve", str(MODEL), "--port", str(port)]
-    command += ["--handshake-address", handshake, "--log-level", "warning", *server_options]
+    command = [sys.executable, *(("-m", "trio_frontend") if merging else ("-c", WITHOUT_MERGING))]
+    command += ["serve", str(MODEL), "--port", str(port), "--handshake-address", handshake, "--log-level", "warning"]
     engine = [sys.executable, str(MOCK_ENGINE), "--handshake", handshake, *engine_options]
     with running(command, log=log) as process, running(engine, log=logs / "engine.log"):
         wait_for_port(port, process, log)
