@@ -20,7 +20,7 @@ import zmq
 
 from trio_frontend.engine.base import EngineInfo, EngineRequest, SamplingParams
 from trio_frontend.engine.outputs import RequestOutputs
-from trio_frontend.engine.vllm import VllmOptions, start_engine, wait_started, wire
+from trio_frontend.engine.vllm import start_engine, wait_started, wire
 from trio_frontend.engine.vllm.add_request import encode_add
 from trio_frontend.engine.vllm.connection import EngineConnection
 
@@ -158,8 +158,7 @@ async def join(address: str) -> list[zmq.Socket[bytes]]:
 
 
 async def main() -> None:
-    options = VllmOptions(heartbeat_interval=60, heartbeat_timeout=60)
-    async with start_engine(handshake_address="tcp://127.0.0.1:*", options=options) as engine:
+    async with start_engine(handshake_address="tcp://127.0.0.1:*") as engine:
         sockets = await join(engine.handshake_address)
         await wait_started(engine, 10)
         await inbound(engine._lives[0])
