@@ -36,8 +36,14 @@ class _Text(logging.Formatter):
         super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s", "%Y-%m-%d %H:%M:%S")
 
     def formatMessage(self, record: logging.LogRecord) -> str:
-        extra = "".join(f" {name}={value}" for name, value in _extra(record).items())
+        extra = "".join(f" {name}={_on_one_line(value)}" for name, value in _extra(record).items())
         return super().formatMessage(record) + extra
+
+
+def _on_one_line(value: object) -> str:
+    """A caller's or an engine's text must not look like another line of this log, nor write to the terminal that shows it."""
+    text = str(value)
+    return text if text.isprintable() else repr(text)
 
 
 class _Json(logging.Formatter):

@@ -46,6 +46,9 @@ LONG_TEXT = 2048
 LOGGED_ID_LENGTH = 200
 """Characters of an id in a log line; ids may have thousands."""
 
+LOGGED_ERROR_LENGTH = 2000
+"""Characters of an engine's error in a log line."""
+
 T = TypeVar("T")
 
 
@@ -221,7 +224,7 @@ class Logged:
                 extra={
                     "request_id": request.external_request_id[:LOGGED_ID_LENGTH],
                     "engine_request_id": request.request_id[-LOGGED_ID_LENGTH:],
-                    "error": error.message,
+                    "error": error.message[:LOGGED_ERROR_LENGTH],
                     "code": error.code,
                     "retryable": error.retryable,
                 },

@@ -277,6 +277,13 @@ def test_numpy_and_torch_names_of_types_are_both_known(names: tuple[str, str, st
     assert lists.ranks.tolist() == [1, 2]
 
 
+@pytest.mark.parametrize("data", [None, "text", True, 1.5, [1], {}])
+def test_an_array_without_data_is_refused_and_no_memory_taken_for_it(data: Any) -> None:
+    array = ["<i4", [2**40, 1], data]
+    with pytest.raises(wire.WireError, match="array"):
+        wire.logprobs_of([array, array, array], frames(b""))
+
+
 def test_a_ready_response_without_a_context_length_is_refused() -> None:
     for body in ({}, {"max_model_len": 0}, {"max_model_len": "long"}, {"max_model_len": None}):
         with pytest.raises(wire.WireError):

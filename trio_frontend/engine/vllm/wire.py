@@ -250,6 +250,9 @@ def _array(value: Any, frames: Sequence[Frame], ndim: int) -> np.ndarray:
             if not 0 < data < len(frames):
                 raise WireError(f"auxiliary frame {data} of a message of {len(frames)} frames")
             data = frames[data].buffer
+        elif not isinstance(data, memoryview | bytes):
+            # Above all not None, of which numpy would make an array of any size that is asked for.
+            raise WireError(f"the data of an array must be bytes or the index of a frame, got {type(data).__name__}")
         array = np.ndarray(shape, _DTYPES[dtype_name], data)
         if array.ndim != ndim or array.nbytes != len(data):
             raise WireError(f"an array of {ndim} dimensions was expected, not {dtype_name} {shape} in {len(data)} bytes")
