@@ -67,7 +67,7 @@ def test_sigterm_lets_live_streams_of_the_embedded_engine_finish_too(tmp_path: P
 def test_sigterm_without_a_drain_ends_a_hundred_live_streams_unavailable_and_exits_0(tmp_path: Path) -> None:
     arguments = (*OWNED, "--shutdown-timeout", "0")
     with Frontend(tmp_path, *arguments) as frontend, grpc.insecure_channel(frontend.wait_serving()) as channel:
-        streams = live_streams(channel, 100, 900)
+        streams = live_streams(channel, 100, 7000)
         frontend.signal()
         assert statuses(streams) == [grpc.StatusCode.UNAVAILABLE] * 100
         assert streams[0].details() == "server is shutting down"
@@ -116,7 +116,7 @@ def test_a_signal_while_an_engine_elsewhere_is_waited_for_exits_0(tmp_path: Path
 
 def test_an_owned_engine_that_is_killed_ends_streams_internal_and_the_process_with_1(tmp_path: Path) -> None:
     with Frontend(tmp_path, *OWNED) as frontend, grpc.insecure_channel(frontend.wait_serving()) as channel:
-        streams = live_streams(channel, 50, 1000)
+        streams = live_streams(channel, 50, 7000)
         os.killpg(int(frontend.wait_log(r"engine_pid=(\d+)")[1]), signal.SIGKILL)
         assert set(statuses(streams)) <= {grpc.StatusCode.INTERNAL, grpc.StatusCode.UNAVAILABLE}
         assert frontend.wait_ended() == 1
