@@ -439,11 +439,17 @@ class TestSlowReaders:
                 pass
         assert client.limits.max_unsent < client.connection.unsent <= client.limits.max_unsent + 1_014
 
-    def test_a_reader_may_update_windows_four_times_for_every_frame_it_gets(self) -> None:
+    @pytest.mark.parametrize("how", ["messages", "data", "answers"])
+    def test_a_reader_may_update_windows_four_times_for_every_frame_it_gets(self, how: str) -> None:
         client = Client()
         client.open(1)
-        for _ in range(10_000):
-            assert client.connection.try_send_message(1, b"\0\0\0\0\1", b"x")
+        for i in range(5_000):
+            if how == "messages":
+                assert client.connection.try_send_message(1, b"\0\0\0\0\1", b"x")
+            elif how == "data":
+                client.connection.send_data(1, b"x")
+            else:
+                assert client.still_serves(2 * i + 3)
             assert client.send(*[window_update(0, 3), window_update(1, 3)] * 2) == []
             client.sent()
             client.events.clear()

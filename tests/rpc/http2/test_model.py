@@ -87,6 +87,8 @@ class TwoSides(RuleBasedStateMachine):
         assert self.client_connection_window <= LIMITS.connection_window
         assert all(window <= LIMITS.stream_window for window in self.client_window.values())
         assert self.connection.open_streams == len(self.client_open)
+        for stream_id in self.client_open:
+            assert self.connection.sendable(stream_id) == min(self.granted[stream_id], self.granted_connection)
 
     def forget(self, stream_id: int) -> None:
         del self.client_open[stream_id]

@@ -76,6 +76,19 @@ def test_a_message_goes_out_as_one_frame(client: Client) -> None:
     assert client.connection.sendable(1) == 65_525
 
 
+@pytest.mark.parametrize("fast", [True, False])
+def test_what_one_stream_sends_is_taken_from_the_connections_window_for_all(client: Client, fast: bool) -> None:
+    client.open(3)
+    if fast:
+        assert client.connection.try_send_message(1, b"\0\0\0\0\5", b"hello")
+    else:
+        client.connection.send_data(1, b"\0\0\0\0\5hello")
+    assert client.connection.sendable(3) == 65_525
+    client.send(window_update(0, 10))
+    assert client.connection.sendable(3) == 65_535
+    assert client.connection.sendable(1) == 65_525
+
+
 @pytest.mark.parametrize("which", ["stream", "connection"])
 def test_a_message_that_does_not_fit_a_window_is_declined_whole(client: Client, which: str) -> None:
     if which == "stream":
