@@ -589,3 +589,39 @@ async def test_both_names_serve_the_same_methods() -> None:
     services = make_rig().service.services
     assert [service.name for service in services] == ["vllm.Inference", "vllm.Generate"]
     assert all(set(service.methods) == {"Generate", "GenerateStream"} for service in services)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        (
+            {"stopping": {"stop_token_ids": [5] * 1000, "max_new_tokens": 1}},
+            r"stopping.stop_token_ids must have at most \d+ entries, got 1000",
+        ),
+        (
+            {"decoding": {"allowed_token_ids": [5] * 1000}},
+            r"decoding.allowed_token_ids must have at most \d+ entries, got 1000",
+        ),
+        (
+            {"decoding": {"choice": {"choices": [""] * 300_000}}},
+            "decoding.choice must have at most 262144 entries, got 300000",
+        ),
+        (
+            {"kv": {"cache_salt": "s", "kv_transfer_params": {"ids": [1.0] * 100_000}}},
+            "kv.kv_transfer_params must have at most 1048576 bytes",
+        ),
+    ],
+)
+async def test_lists_that_would_hold_up_the_loop_are_refused_by_their_length(fields: dict[str, Any], words: str) -> None:
+    with pytest.raises(StatusError, match=words) as caught:
+        await make_rig().unary(pb.GenerateRequest(token_ids={"ids": [300]}, **fields))
+    assert caught.value.code is StatusCode.INVALID_ARGUMENT
+
+
+async def test_a_prompt_of_millions_of_ids_is_refused_before_they_are_copied() -> None:
+    for fields, words in (
+        ({}, "no room for output"),
+        ({"truncate_prompt_tokens": 5}, "token_ids must have at most 1048576 entries"),
+    ):
+        with pytest.raises(StatusError, match=words):
+            await make_rig().unary(request([300] * (2**20 + 1), **fields))

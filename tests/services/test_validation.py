@@ -217,3 +217,27 @@ RULES: list[Callable[[float], object]] = [
 def test_nan_passes_no_rule(rule: Callable[[float], object]) -> None:
     with pytest.raises(InvalidRequestError):
         rule(NAN)
+
+
+@pytest.mark.parametrize(
+    ("check", "words"),
+    [
+        (
+            lambda: v.check_logit_bias(dict.fromkeys(range(11), 1.0), 10),
+            "decoding.logit_bias must have at most 10 entries, got 11",
+        ),
+        (
+            lambda: v.check_entries("stopping.stop_token_ids", 11, 10),
+            "stopping.stop_token_ids must have at most 10 entries, got 11",
+        ),
+        (lambda: v.check_untruncated_length(2**20 + 1, 1024), "token_ids must have at most 1048576 entries, got 1048577"),
+    ],
+)
+def test_what_has_too_many_entries_is_refused_by_their_number(check: Any, words: str) -> None:
+    with pytest.raises(InvalidRequestError, match=words):
+        check()
+
+
+def test_a_prompt_that_will_be_truncated_may_be_longer_than_the_context() -> None:
+    v.check_untruncated_length(2**20, 1024)
+    v.check_untruncated_length(4_000_000, 2_000_000)

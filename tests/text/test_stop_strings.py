@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import weakref
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from trio_frontend.text import StopStrings
+from trio_frontend.text.stop_strings import REMEMBERED_CHARACTERS
 
 letters = st.text(alphabet="ab", min_size=0, max_size=5)
 strings = st.lists(st.text(alphabet="abc", min_size=1, max_size=5), min_size=1, max_size=5)
@@ -100,3 +103,12 @@ def test_many_long_strings_that_nearly_match_cost_no_more_than_their_length() ->
     # Quadratic work would take minutes here.
     stop_strings = StopStrings(["a" * 20_000 + "b", *("a" * length + "c" for length in range(100, 200))])
     assert sum(len(stop_strings.feed("a" * 100)[0]) for _ in range(1000)) == 100_000 - 20_000
+
+
+def test_large_automatons_are_shared_while_in_use_and_gone_afterwards() -> None:
+    strings = ("x" * (REMEMBERED_CHARACTERS + 1), "y")
+    first, second = StopStrings(strings), StopStrings(strings)
+    assert first._automaton is second._automaton
+    automaton = weakref.ref(first._automaton)
+    del first, second
+    assert automaton() is None

@@ -27,7 +27,7 @@ from trio_frontend.services.media import check_media
 from trio_frontend.services.responses import prompt_info
 from trio_frontend.services.structs import mapping_of_struct
 from trio_frontend.services.structured_outputs import constraint_of
-from trio_frontend.text import GenerationDefaults, ModelFiles
+from trio_frontend.text import GenerationDefaults, ModelFiles, StopStrings
 
 __all__ = ["DATA_PARALLEL_RANK", "GenerationPlan", "OutputOptions", "convert", "resolve_lora"]
 
@@ -78,6 +78,8 @@ class GenerationPlan:
     data_parallel_rank: int | None
     trace_headers: Mapping[str, str] | None
     mm_features: Sequence[Any] | None
+    stop_strings: StopStrings | None = None
+    """Made beforehand where that takes long, and kept: while it lives, all that are made of the same strings are made at once."""
 
     def prompt_info(self, logprobs: LogprobsLists | None) -> pb.PromptInfo:
         """What the caller is told of its prompt; ``logprobs`` are the engine's, if any were wanted."""
@@ -237,6 +239,7 @@ def _sampling(
     max_tokens, min_tokens = validation.check_new_tokens(
         stopping.max_new_tokens, stopping.min_new_tokens, defaults.max_new_tokens, left
     )
+    validation.check_entries("stopping.stop_token_ids", len(stopping.stop_token_ids), model.vocab_size)
     sampling = SamplingParams(
         max_tokens=max_tokens,
         min_tokens=min_tokens,
@@ -291,6 +294,7 @@ def _decoding(sampling: SamplingParams, asked: pb.DecodingParameters, defaults: 
     if asked.logit_bias:
         sampling.logit_bias = validation.check_logit_bias(asked.logit_bias, vocab_size)
     if asked.allowed_token_ids:
+        validation.check_entries("decoding.allowed_token_ids", len(asked.allowed_token_ids), vocab_size)
         sampling.allowed_token_ids = validation.check_token_ids(
             "decoding.allowed_token_ids", asked.allowed_token_ids, vocab_size
         )

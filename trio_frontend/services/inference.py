@@ -32,8 +32,9 @@ from trio_frontend.services.errors import InvalidRequestError, as_status
 from trio_frontend.services.lora import LoraRegistry
 from trio_frontend.services.registry import RequestRegistry
 from trio_frontend.services.sequence import Sequence
-from trio_frontend.services.validation import check_text_length
-from trio_frontend.text import GenerationDefaults, ModelFiles
+from trio_frontend.services.validation import check_prompt_length, check_text_length, check_untruncated_length
+from trio_frontend.text import GenerationDefaults, ModelFiles, StopStrings
+from trio_frontend.text.stop_strings import REMEMBERED_CHARACTERS
 
 __all__ = ["Call", "InferenceService"]
 
@@ -139,12 +140,20 @@ class InferenceService:
         )
         if constraint is not None and not structured_outputs.is_known(constraint):
             await _in_thread(partial(structured_outputs.compile_constraint, constraint), self._compiling)
+        stops = plan.output.stop_strings
+        if stops and sum(map(len, stops)) > REMEMBERED_CHARACTERS:
+            plan.stop_strings = await _in_thread(partial(StopStrings, stops), self._tokenizing)
         return plan
 
     async def _prompt_token_ids(self, message: pb.GenerateRequest, max_model_len: int) -> list[int]:
         match message.WhichOneof("prompt"):
             case "token_ids":
-                return list(message.token_ids.ids)
+                ids = message.token_ids.ids
+                if message.truncate_prompt_tokens:
+                    check_untruncated_length(len(ids), max_model_len)
+                else:
+                    check_prompt_length(len(ids), max_model_len)
+                return list(ids)
             case "text" if len(message.text) < LONG_TEXT:
                 return self._model.tokenizer.encode(message.text)
             case "text":

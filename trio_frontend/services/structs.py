@@ -13,12 +13,17 @@ __all__ = ["mapping_of_struct", "struct_of_mapping"]
 
 _MAX_WHOLE = 2**63
 """Whole numbers beyond 64 bits stay floats: MessagePack has no larger integers."""
+_MAX_SIZE = 2**20
+"""Bytes of transfer parameters: the ids of some 80,000 blocks. Each value takes a microsecond or two of the loop."""
 _MAX_NESTING = 48
 """Levels of a transfer parameter; engine clients and engines walk them recursively."""
 
 
 def mapping_of_struct(field: str, struct: struct_pb2.Struct) -> dict[str, Any]:
     """Plain Python of a Struct. Its numbers are doubles; whole ones become ints, as an engine expects of ids and ports."""
+    size = struct.ByteSize()
+    if size > _MAX_SIZE:
+        raise InvalidRequestError(f"{field} must have at most {_MAX_SIZE} bytes, got {size}")
     return {key: _plain(field, value, _MAX_NESTING) for key, value in struct.fields.items()}
 
 

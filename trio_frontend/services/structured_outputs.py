@@ -19,6 +19,7 @@ from trio_frontend.engine.base import StructuredOutput
 from trio_frontend.protos.vllm import inference_pb2 as pb
 from trio_frontend.services.errors import InvalidRequestError, shown
 from trio_frontend.services.structural_tags import check_structural_tag
+from trio_frontend.services.validation import check_entries
 
 __all__ = ["MAX_LENGTH", "MAX_REMEMBERED_LENGTH", "compile_constraint", "constraint_of", "is_known"]
 
@@ -41,6 +42,7 @@ def constraint_of(decoding: pb.DecodingParameters, backend: str) -> StructuredOu
         case "regex":
             return StructuredOutput("regex", decoding.regex, backend)
         case "choice":
+            check_entries("decoding.choice", len(decoding.choice.choices), MAX_LENGTH)
             return StructuredOutput("choice", tuple(decoding.choice.choices), backend)
         case "grammar":
             return StructuredOutput("grammar", decoding.grammar, backend)

@@ -24,6 +24,7 @@ __all__ = [
     "Candidates",
     "check_candidates",
     "check_data_parallel_rank",
+    "check_entries",
     "check_in_range",
     "check_logit_bias",
     "check_new_tokens",
@@ -34,6 +35,7 @@ __all__ = [
     "check_text_length",
     "check_token_ids",
     "check_truncation",
+    "check_untruncated_length",
     "trace_headers",
 ]
 
@@ -42,11 +44,13 @@ MAX_LOGPROB_TOKEN_IDS = 128
 MAX_REQUEST_ID_LENGTH = 32 * 1024
 """Bytes of UTF-8. An id is kept while its request lives, and stands in log lines."""
 MAX_STOP_CHARACTERS = 65_536
-"""Characters of all stop strings together: an automaton of them is built before the request starts, a microsecond for each."""
+"""Characters of all stop strings together: an automaton of them is built before the request starts, some microseconds and 300 bytes for
+each."""
 MAX_SEQUENCES = 128
 """``num_sequences``: each is an engine request of its own, and one message must not start any number of them."""
 MIN_TEXT_LIMIT = 2**20
-"""Characters that a text may have in any case: they are tokenized in about a second."""
+"""Characters that a text may have in any case, for they are tokenized in about a second; and ids that a prompt may have that will be
+truncated."""
 CHARACTERS_PER_TOKEN = 32
 """Characters that a text may have for each token of the model's context, where the tokenizer sets no bound: a language
 has about four, and what is truncated is mostly thrown away."""
@@ -95,8 +99,15 @@ def _outside(field: str, ids: Iterable[int], vocab_size: int) -> InvalidRequestE
     )
 
 
+def check_entries(field: str, number: int, most: int) -> None:
+    """Before they are looked at one by one: in 32 MiB there is room for more than the loop has time for."""
+    if number > most:
+        raise InvalidRequestError(f"{field} must have at most {most} entries, got {number}")
+
+
 def check_logit_bias(bias: Mapping[int, float], vocab_size: int) -> dict[int, float]:
     """Ids inside the vocabulary; values clamped to [-100, 100], NaN refused."""
+    check_entries("decoding.logit_bias", len(bias), vocab_size)
     checked = {}
     for token_id, value in bias.items():
         if math.isnan(value):
@@ -126,6 +137,11 @@ def check_prompt_length(length: int, max_model_len: int) -> int:
             f"{max_model_len} tokens: it must have at most {max_model_len - 1}"
         )
     return max_model_len - length
+
+
+def check_untruncated_length(length: int, max_model_len: int) -> None:
+    """Token ids of which truncation keeps the last: a copy of all is made and looked through."""
+    check_entries("token_ids", length, max(MIN_TEXT_LIMIT, 2 * max_model_len))
 
 
 def check_text_length(length: int, longest_token: int | None, max_model_len: int) -> None:
@@ -184,12 +200,8 @@ def check_candidates(field: str, candidates: pb.CandidateTokens, vocab_size: int
         case "all" if candidates.all:
             wanted, asked = vocab_size, "all"
         case "token_ids" if candidates.token_ids.ids:
-            ids = check_token_ids(f"{field}.token_ids", candidates.token_ids.ids, vocab_size)
-            if len(ids) > MAX_LOGPROB_TOKEN_IDS:
-                raise InvalidRequestError(
-                    f"{field}.token_ids must have at most {MAX_LOGPROB_TOKEN_IDS} entries, got {len(ids)}"
-                )
-            return None, ids
+            check_entries(f"{field}.token_ids", len(candidates.token_ids.ids), MAX_LOGPROB_TOKEN_IDS)
+            return None, check_token_ids(f"{field}.token_ids", candidates.token_ids.ids, vocab_size)
         case _:
             return 0, None
     if 0 <= max_logprobs < wanted:

@@ -15,8 +15,13 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import Final
+from weakref import WeakValueDictionary
 
-__all__ = ["StopStrings"]
+__all__ = ["REMEMBERED_CHARACTERS", "StopStrings"]
+
+REMEMBERED_CHARACTERS: Final = 1024
+"""Characters of all strings of an automaton that outlives its use: 128 of them are some 40 MB. It is built in a few milliseconds."""
 
 
 class _Automaton:
@@ -26,7 +31,7 @@ class _Automaton:
     end of the text that could still become a string.
     """
 
-    __slots__ = ("_fails", "_nexts", "begins", "holds", "matches", "strings")
+    __slots__ = ("__weakref__", "_fails", "_nexts", "begins", "holds", "matches", "strings")
 
     def __init__(self, strings: tuple[str, ...]) -> None:
         self.strings = strings
@@ -76,9 +81,24 @@ class _Automaton:
             node = self._fails[node]
 
 
+_shared: WeakValueDictionary[tuple[str, ...], _Automaton] = WeakValueDictionary()
+"""Every automaton that is in use."""
+
+
 @lru_cache(maxsize=128)
-def _automaton(strings: tuple[str, ...]) -> _Automaton:
+def _remembered(strings: tuple[str, ...]) -> _Automaton:
     return _Automaton(strings)
+
+
+def _automaton(strings: tuple[str, ...]) -> _Automaton:
+    """The one of ``strings``. Small ones are remembered, so that requests which name the same need not build it again; large ones are
+    shared while there is a use of them, and then their memory is free."""
+    if sum(map(len, strings)) <= REMEMBERED_CHARACTERS:
+        return _remembered(strings)
+    automaton = _shared.get(strings)
+    if automaton is None:
+        automaton = _shared[strings] = _Automaton(strings)
+    return automaton
 
 
 class StopStrings:
