@@ -33,6 +33,7 @@ from trio_frontend.engine.base import (
     EngineState,
     EngineUnavailableError,
     FinishReason,
+    StructuredOutput,
     UnsupportedCallError,
     UtilityCallError,
 )
@@ -657,3 +658,24 @@ async def test_capabilities_name_one_engine_with_an_id_of_its_own() -> None:
             assert (info.max_model_len, info.max_num_seqs, info.vllm_version, info.rank) == (99, 3, "embedded", 0)
             ids.add(info.instance_id)
     assert len(ids) == 2
+
+
+async def test_a_request_whose_constraint_takes_long_to_compile_can_be_given_up_at_once() -> None:
+    begun, free = trio.Event(), threading.Event()
+
+    def slow(_: object) -> None:
+        trio.from_thread.run_sync(begun.set)
+        free.wait(20)
+
+    async with run_engine(fake_model(HistorySession())) as engine:
+        engine._compiler.compile = slow  # type: ignore[assignment, method-assign]
+        try:
+            with trio.fail_after(5):
+                async with trio.open_nursery() as nursery:
+                    request = a_request("a", structured_output=StructuredOutput("regex", "a"))
+                    nursery.start_soon(generate, engine, request)
+                    await begun.wait()
+                    nursery.cancel_scope.cancel()
+        finally:
+            free.set()
+        assert engine.live_requests == 0

@@ -236,7 +236,10 @@ class EmbeddedEngine(Engine):
             await trio.lowlevel.checkpoint()
             return None
         try:
-            return await trio.to_thread.run_sync(self._compiler.compile, constraint, limiter=self._compiler_limiter)
+            # Whoever gives up meanwhile, or shuts down, does not wait for a compiler that may take many seconds.
+            return await trio.to_thread.run_sync(
+                self._compiler.compile, constraint, abandon_on_cancel=True, limiter=self._compiler_limiter
+            )
         except ValueError as error:
             raise _invalid(str(error)) from error
 
