@@ -551,6 +551,17 @@ async def test_an_exception_in_the_engines_block_comes_out_as_it_is() -> None:
             raise ZeroDivisionError
 
 
+async def test_an_exception_in_the_engines_block_comes_out_also_when_the_block_is_cancelled_meanwhile() -> None:
+    async def fail() -> None:
+        with trio.CancelScope() as scope:
+            async with run_engine(fake_model(HistorySession())):
+                scope.cancel()
+                raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        await fail()
+
+
 async def test_cancelling_the_engines_block_ends_it(autojump_clock: trio.testing.MockClock) -> None:
     with trio.move_on_after(1) as scope:
         async with run_engine(fake_model(HistorySession())):

@@ -97,18 +97,21 @@ async def run_engine(
     """Like :func:`open_engine`, with a model that is loaded already."""
     engine = EmbeddedEngine(model, max_live_sequences, max_waiting_sequences, max_logprobs)
     failure: Exception | None = None
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(engine._run)
-        try:
-            yield engine
-        except Exception as error:  # noqa: BLE001
-            # Raised below as it is; out of the nursery it would come in an ExceptionGroup, and this nursery is not the caller's.
-            failure = error
-        finally:
-            engine._close()
-            nursery.cancel_scope.cancel()
-    if failure is not None:
-        raise failure
+    try:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(engine._run)
+            try:
+                yield engine
+            except Exception as error:  # noqa: BLE001
+                # Raised below as it is; out of the nursery it would come in an ExceptionGroup, and this nursery is not the caller's.
+                failure = error
+            finally:
+                engine._close()
+                nursery.cancel_scope.cancel()
+    finally:
+        # Here, for the nursery's exit raises Cancelled when we are cancelled meanwhile: that must not take the failure's place.
+        if failure is not None:
+            raise failure
 
 
 class EmbeddedEngine(Engine):
