@@ -318,6 +318,41 @@ async def test_bytes_that_are_no_zeromq_are_ignored() -> None:
         await assert_serves(engine, core)
 
 
+async def test_a_scanner_whose_bytes_pass_for_an_ancient_zeromq_is_ignored(caplog: pytest.LogCaptureFixture) -> None:
+    """What does not begin as ZMTP 2 and 3 do is ZMTP 1.0 to ZeroMQ: an HTTP request of some length is a message or two."""
+    async with starting_engine() as engine, scripted_core(engine) as core:
+        await core.join()
+        await wait_started(engine, PATIENCE)
+        for spoken in (False, True):  # whether the engine has said something on its output connection
+            if spoken:
+                await assert_serves(engine, core)
+            for address in (*core.addresses["inputs"], *core.addresses["outputs"]):
+                stream = await trio.open_tcp_stream("127.0.0.1", int(address.rpartition(":")[2]))
+                await stream.send_all(b"GET / HTTP/1.1\r\n" + b"b" * 600)
+                await trio.sleep(BRIEFLY)
+                await stream.aclose()
+            await trio.sleep(BRIEFLY)
+            assert engine.health.value.serving
+        assert "a stranger sent to its output" in caplog.text
+        await assert_serves(engine, core)
+
+
+async def test_garbage_of_a_stranger_at_the_output_does_not_end_an_engine_that_has_spoken(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with starting_engine() as engine, scripted_core(engine) as core, scripted_core(engine) as stranger:
+        await core.join()
+        await wait_started(engine, PATIENCE)
+        await assert_serves(engine, core)
+        stranger.addresses = core.addresses
+        stranger.connect_outputs()
+        stranger.outputs[0].send(b"garbage")
+        await until(lambda: "a stranger sent to its output" in caplog.text)
+        stranger.outputs[0].send(b"ENGINE_CORE_DEAD")
+        await trio.sleep(BRIEFLY)
+        await assert_serves(engine, core)
+
+
 @pytest.mark.parametrize("body", [b"\xc1", encode([]), encode({"max_model_len": "long"}), encode({})])
 async def test_a_ready_response_that_is_none_ends_that_life_only(body: bytes) -> None:
     async with starting_engine() as engine:

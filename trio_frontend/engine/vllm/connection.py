@@ -38,7 +38,7 @@ from trio_frontend.engine.vllm.conversion import FINISH_REASONS, engine_error, e
 from trio_frontend.engine.vllm.health import Activity, watch_stall
 from trio_frontend.engine.vllm.merging import MERGED_MESSAGES, Held, merge, release
 from trio_frontend.engine.vllm.sockets import RECEIVE_HWM, Addresses, EngineSockets, Heartbeats
-from trio_frontend.engine.vllm.transport import source_fd
+from trio_frontend.engine.vllm.transport import source_fd, speaks_current_protocol
 from trio_frontend.engine.vllm.utility import PendingCall, PendingCalls
 
 __all__ = ["EngineConnection", "Owner", "Step"]
@@ -130,6 +130,7 @@ class EngineConnection:
         self._blocked = False
         self._ended = trio.Event()
         self._output_lost = trio.Event()
+        self._stranger_seen = False
         self._sockets = EngineSockets(context, bind, heartbeats)
         self.addresses = self._sockets.addresses
 
@@ -379,17 +380,17 @@ class EngineConnection:
     def _handle(self, frames: Sequence[zmq.Frame]) -> int:
         """Take one message in. The number of outputs in it, at least 1."""
         frame = frames[0]
-        if self._sockets.output_peers.engine_fd is None:
-            self._sockets.output_peers.engine_fd = source_fd(frame)
         if len(frame) == len(wire.ENGINE_CORE_DEAD) and frame.bytes == wire.ENGINE_CORE_DEAD:
-            self.fail(EngineState.UNHEALTHY, "the engine said that it is dead")
+            self._fail_unless_stranger(frame, "the engine said that it is dead")
             return 1
         try:
             message = wire.decode_outputs(frames)
             self._deliver(message.outputs if self._held is None else merge(self._held, message.outputs), frames)
         except wire.WireError as error:
-            self.fail(EngineState.UNHEALTHY, str(error))
+            self._fail_unless_stranger(frame, str(error))
             return 1
+        if self._sockets.output_peers.engine_fd is None:
+            self._sockets.output_peers.engine_fd = source_fd(frame)
         now = trio.current_time()
         if message.outputs:
             self.activity.output(now)
@@ -398,6 +399,16 @@ class EngineConnection:
         if message.utility_output is not None:
             self.calls.answer(message.utility_output)
         return len(message.outputs) or 1
+
+    def _fail_unless_stranger(self, frame: zmq.Frame, detail: str) -> None:
+        """``frame`` ends this life if it is the engine's: anyone can connect to its port, and ZeroMQ takes what a port scanner says there
+        for messages of its first protocol."""
+        engine_fd = self._sockets.output_peers.engine_fd
+        if speaks_current_protocol(frame) and (engine_fd is None or source_fd(frame) in (engine_fd, None)):
+            self.fail(EngineState.UNHEALTHY, detail)
+        elif not self._stranger_seen:
+            self._stranger_seen = True
+            logger.warning("rank %d: a stranger sent to its output address, which is ignored: %s", self.rank, detail)
 
     def _deliver(self, outputs: Sequence[wire.Output], frames: Sequence[zmq.Frame]) -> None:
         """The hot path: a plain output costs a lookup, an object and its delivery."""

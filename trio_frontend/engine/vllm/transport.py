@@ -21,7 +21,16 @@ from typing import Final
 import trio
 import zmq
 
-__all__ = ["Frames", "Monitor", "MonitorEvent", "Socket", "open_context", "source_address", "source_fd"]
+__all__ = [
+    "Frames",
+    "Monitor",
+    "MonitorEvent",
+    "Socket",
+    "open_context",
+    "source_address",
+    "source_fd",
+    "speaks_current_protocol",
+]
 
 Frames = Sequence[bytes | memoryview]
 
@@ -187,6 +196,14 @@ def source_fd(frame: zmq.Frame) -> int | None:
         return int(frame.get(zmq.SRCFD))
     except zmq.ZMQError:
         return None
+
+
+def speaks_current_protocol(frame: zmq.Frame) -> bool:
+    """Whether ``frame`` came from a peer that speaks ZMTP 3, which names its socket's type."""
+    try:
+        return bool(frame.get("Socket-Type"))
+    except zmq.ZMQError:
+        return False
 
 
 def source_address(frame: zmq.Frame) -> str | None:
