@@ -135,8 +135,9 @@ def test_help_does_not_show_the_api_key_of_the_environment(monkeypatch, capsys) 
     ("words", "said"),
     [
         (["--port", "65536"], "--port"),
-        (["--port", "x"], "--port"),
+        (["--port", "x"], "--port: x: a port is between 0 and 65535"),
         (["--shutdown-timeout", "-1"], "--shutdown-timeout"),
+        (["--shutdown-timeout", "soon"], "--shutdown-timeout: 'soon': seconds, 0 or more"),
         (["--shutdown-timeout", "nan"], "--shutdown-timeout"),
         (["--no-such-flag"], "--no-such-flag"),
         (["--control-address", "nowhere"], "--control-address nowhere"),
@@ -145,6 +146,7 @@ def test_help_does_not_show_the_api_key_of_the_environment(monkeypatch, capsys) 
         (["--ssl-certfile", "/no/such/file"], "--ssl-certfile /no/such/file"),
         (["--generation-config", "/no/such/directory"], "--generation-config /no/such/directory"),
         (["--stream-interval", "0"], "--stream-interval"),
+        (["--stream-interval", "x"], "--stream-interval: 'x': a number, 1 or more"),
         (["--engine", "llama"], "--engine"),
         (["--engine", "vllm"], "MODEL"),
         (["--", "--dtype", "float16"], "flags after '--'"),
@@ -163,6 +165,23 @@ def test_a_bad_command_line_is_one_clear_line_and_exit_code_2(words: list[str], 
     assert ": error: " in last
     assert "Traceback" not in printed.err
     assert printed.out == ""
+
+
+@pytest.mark.parametrize("flag", ["--ssl-ca-certs", "--ssl-certfile", "--ssl-keyfile"])
+def test_a_clients_tls_file_that_is_not_there_is_named(flag: str, capsys) -> None:
+    assert main(["info", "--tls", flag, "/no/such/file"]) == 2
+    assert (
+        capsys.readouterr().err == f"trio-frontend info: error: {flag} /no/such/file: no such file, or it cannot be read\n"
+    )
+
+
+def test_ctrl_c_while_the_command_line_is_read_is_no_traceback(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("trio_frontend.cli.build_parser", interrupted)
+    assert main(["info"]) == 130
+    assert capsys.readouterr().err == ""
 
 
 def test_a_group_of_exceptions_is_told_in_one_line_each_once() -> None:

@@ -33,7 +33,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         # What follows is the engine's; argparse would take it for more positional arguments.
         at = words.index("--")
         words, passed_through = words[:at], words[at + 1 :]
-    args = build_parser().parse_args(words)
+    try:
+        args = build_parser().parse_args(words)
+    except KeyboardInterrupt:
+        return 130
     args.passed_through = passed_through
     try:
         code: int = args.run(args)

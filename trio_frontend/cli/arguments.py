@@ -6,7 +6,19 @@ import argparse
 import math
 import os
 
-__all__ = ["API_KEY_VARIABLE", "DEFAULT_ADDRESS", "add_client_options", "api_key", "count", "positive", "seconds"]
+from .errors import UsageError
+
+__all__ = [
+    "API_KEY_VARIABLE",
+    "DEFAULT_ADDRESS",
+    "add_client_options",
+    "api_key",
+    "check_files",
+    "count",
+    "port",
+    "positive",
+    "seconds",
+]
 
 DEFAULT_ADDRESS = "127.0.0.1:50051"
 API_KEY_VARIABLE = "TRIO_FRONTEND_API_KEY"
@@ -34,22 +46,45 @@ def api_key(args: argparse.Namespace) -> str | None:
     return args.api_key or os.environ.get(API_KEY_VARIABLE) or None
 
 
+def check_files(args: argparse.Namespace, *names: str) -> None:
+    """UsageError naming the first of these options whose file cannot be read."""
+    for name in names:
+        path = getattr(args, name)
+        if path is not None and not os.access(path, os.R_OK):
+            raise UsageError(f"--{name.replace('_', '-')} {path}: no such file, or it cannot be read")
+
+
 def seconds(text: str) -> float:
-    value = float(text)
-    if math.isnan(value) or value < 0:
+    value = _number(text, float)
+    if not value >= 0:
         raise argparse.ArgumentTypeError(f"{text!r}: seconds, 0 or more")
     return value
 
 
 def count(text: str) -> int:
-    value = int(text)
-    if value < 0:
-        raise argparse.ArgumentTypeError(f"{text!r}: 0 or more")
-    return value
+    value = _number(text, int)
+    if not value >= 0:
+        raise argparse.ArgumentTypeError(f"{text!r}: a number, 0 or more")
+    return int(value)
 
 
 def positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text!r}: 1 or more")
-    return value
+    value = _number(text, int)
+    if not value >= 1:
+        raise argparse.ArgumentTypeError(f"{text!r}: a number, 1 or more")
+    return int(value)
+
+
+def port(text: str) -> int:
+    value = _number(text, int)
+    if not 0 <= value <= 65535:
+        raise argparse.ArgumentTypeError(f"{text}: a port is between 0 and 65535")
+    return int(value)
+
+
+def _number(text: str, kind: type[int] | type[float]) -> float:
+    """NaN, which is in no range, for what is no number: else argparse would name our function."""
+    try:
+        return kind(text)
+    except ValueError:
+        return math.nan

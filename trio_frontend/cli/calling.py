@@ -10,7 +10,7 @@ import trio
 
 from trio_frontend.client import Channel, RpcError, connect, tls_context
 
-from .arguments import api_key
+from .arguments import api_key, check_files
 from .errors import CommandError, UsageError
 
 __all__ = ["call"]
@@ -46,6 +46,7 @@ async def _call(args: argparse.Namespace, command: Callable[[argparse.Namespace,
 def _tls(args: argparse.Namespace) -> ssl.SSLContext | None:
     if not (args.tls or args.ssl_ca_certs or args.ssl_certfile):
         return None
+    check_files(args, "ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
     try:
         return tls_context(args.ssl_ca_certs, args.ssl_certfile, args.ssl_keyfile)
     except OSError as error:

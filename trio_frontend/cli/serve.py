@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from .arguments import API_KEY_VARIABLE, positive, seconds
+from .arguments import API_KEY_VARIABLE, check_files, port, positive, seconds
 from .errors import UsageError
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
     where.add_argument(
         "--host", default="127.0.0.1", help="address to bind (default: %(default)s; 0.0.0.0 for every interface)"
     )
-    where.add_argument("--port", type=_port, default=50051, help="TCP port; 0 lets the system choose (default: %(default)s)")
+    where.add_argument("--port", type=port, default=50051, help="TCP port; 0 lets the system choose (default: %(default)s)")
     where.add_argument("--uds", metavar="PATH", help="serve on this Unix socket instead of TCP")
     where.add_argument(
         "--control-address", metavar="HOST:PORT", help="serve vllm.Control here and only here (default: with the rest)"
@@ -191,7 +191,7 @@ def server_config(args: argparse.Namespace) -> ServerConfig:
 
     tls = None
     if args.ssl_certfile is not None:
-        _check_files(args, "ssl_certfile", "ssl_keyfile", "ssl_ca_certs")
+        check_files(args, "ssl_certfile", "ssl_keyfile", "ssl_ca_certs")
     else:
         for name in ("ssl_keyfile", "ssl_ca_certs", "ssl_cert_reqs", "ssl_ciphers"):
             if getattr(args, name):
@@ -263,17 +263,3 @@ def _generation_defaults(where: str) -> dict[str, Any] | None:
     if not isinstance(values, dict):
         raise UsageError(f"--generation-config {where}: {path} holds no JSON object")
     return values
-
-
-def _check_files(args: argparse.Namespace, *names: str) -> None:
-    for name in names:
-        path = getattr(args, name)
-        if path is not None and not os.access(path, os.R_OK):
-            raise UsageError(f"--{name.replace('_', '-')} {path}: no such file, or it cannot be read")
-
-
-def _port(text: str) -> int:
-    value = int(text)
-    if not 0 <= value <= 65535:
-        raise argparse.ArgumentTypeError(f"{text}: a port is between 0 and 65535")
-    return value
