@@ -31,6 +31,11 @@ async def call(stream: trio.abc.Stream) -> Response:
     return response
 
 
+async def test_a_host_that_no_name_service_knows_is_named() -> None:
+    with pytest.raises(OSError, match=r"cannot listen on no\.such\.host\.invalid:50051: ."):
+        await rpc.listen_tcp(50051, "no.such.host.invalid")
+
+
 async def test_the_default_is_the_loopback_address_and_a_port_of_the_systems_choice() -> None:
     [listener] = await rpc.listen_tcp()
     host, port = listener.address

@@ -79,7 +79,10 @@ async def listen_tcp(
 
     Raises OSError naming the address that could not be had.
     """
-    found = await trio.socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    try:
+        found = await trio.socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except socket.gaierror as exc:
+        raise socket.gaierror(exc.errno, f"cannot listen on {host}:{port}: {exc.strerror}") from None
     listeners: list[Listener] = []
     try:
         for family, _, _, _, address in dict.fromkeys(found):
