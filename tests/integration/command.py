@@ -19,7 +19,7 @@ from trio_frontend.engine.vllm.process import group_members
 from trio_frontend.protos.grpc.health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from trio_frontend.protos.vllm.inference_pb2 import GenerateRequest, GenerateResponse, StoppingCriteria
 
-__all__ = ["FAKE_VLLM", "MODEL", "Frontend", "health", "request", "stream", "wait_until"]
+__all__ = ["FAKE_VLLM", "MODEL", "PATIENCE", "Frontend", "health", "request", "stream", "wait_until"]
 
 MODEL = str(SHIPPED_MODEL)
 FAKE_VLLM = str(Path(__file__).parents[1] / "engine" / "vllm" / "fake_vllm.py")

@@ -15,7 +15,7 @@ import grpc
 import pytest
 import trustme
 
-from tests.integration.command import FAKE_VLLM, MODEL, Frontend, health, request, stream, wait_until
+from tests.integration.command import FAKE_VLLM, MODEL, PATIENCE, Frontend, health, request, stream, wait_until
 from trio_frontend.protos.grpc.health.v1.health_pb2 import HealthCheckResponse
 from trio_frontend.protos.vllm.inference_pb2 import FinishInfo
 
@@ -95,6 +95,27 @@ def test_a_second_sigint_skips_the_withdrawal(tmp_path: Path) -> None:
             wait_until(lambda: health(channel) == HealthCheckResponse.NOT_SERVING, "NOT_SERVING")
         frontend.signal(signal.SIGINT)
         assert frontend.wait_ended() == 0
+
+
+def test_a_signal_after_the_servers_end_does_not_change_the_exit_code() -> None:
+    # Python's own end takes a while; here it waits for its stdin.
+    program = """if True:
+        import atexit, sys
+        from trio_frontend.cli import main
+        atexit.register(lambda: (print("at exit", flush=True), sys.stdin.read()))
+        sys.exit(main(["serve", "--port", "0"]))
+    """
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-c", program], **pipes) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith("Serving ")
+        process.send_signal(signal.SIGTERM)
+        assert "at exit\n" in process.stdout  # reads up to there
+        process.send_signal(signal.SIGINT)
+        process.send_signal(signal.SIGTERM)
+        _, log = process.communicate("", PATIENCE)
+    assert process.returncode == 0
+    assert log.endswith(": ended\n")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -3,7 +3,8 @@
 Rules that hold here:
 
 * SIGTERM and SIGINT begin the shutdown, a second one skips its waits. While the engine starts there is nothing to wait for. SIGHUP
-  reads the TLS certificate again; without TLS it means, as ever, that the terminal is gone.
+  reads the TLS certificate again; without TLS it means, as ever, that the terminal is gone. Once the server has ended they mean
+  nothing: Python takes some time to end too, and it was asked to already.
 * Exit codes: 0 it was asked to end, 1 it failed, and then the last line on stderr says why.
 * Who reads stdout or stderr may leave: the server goes on.
 """
@@ -44,7 +45,8 @@ def run_server(args: argparse.Namespace, choice: EngineChoice, config: ServerCon
 
 
 async def _serve_until_told(args: argparse.Namespace, choice: EngineChoice, config: ServerConfig) -> None:
-    with trio.open_signal_receiver(*_signals(config)) as received:
+    signals = _signals(config)
+    with trio.open_signal_receiver(*signals) as received:
         async with open_private_nursery() as nursery:
             lifetime = Lifetime()
             nursery.start_soon(lifetime.obey, received)
@@ -56,6 +58,8 @@ async def _serve_until_told(args: argparse.Namespace, choice: EngineChoice, conf
                     tune_collector()
                     announce(lifetime.server, choice)
             nursery.cancel_scope.cancel()
+    for number in signals:
+        signal.signal(number, signal.SIG_IGN)
     logger.info("ended")
 
 
