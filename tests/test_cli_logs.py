@@ -8,7 +8,7 @@ from typing import Literal
 
 import pytest
 
-from trio_frontend.cli.logs import configure_logging
+from trio_frontend.cli.logs import configure_logging, have_the_hub_log_through_us
 
 
 @pytest.fixture
@@ -38,3 +38,17 @@ def test_a_value_with_line_breaks_or_control_characters_is_quoted(root_logger, c
 def test_so_it_is_in_json(root_logger, capsys) -> None:
     (line,) = logged("json", capsys, request_id="r\nall is well\x1b[2J")
     assert json.loads(line)["request_id"] == "r\nall is well\x1b[2J"
+
+
+def test_what_the_hubs_client_says_comes_once_and_in_our_form(root_logger, capsys) -> None:
+    hub = logging.getLogger("huggingface_hub")
+    own = logging.StreamHandler()
+    hub.addHandler(own)
+    try:
+        configure_logging("info", "json")
+        have_the_hub_log_through_us()
+        logging.getLogger("huggingface_hub.utils._http").warning("Retrying")
+        (line,) = capsys.readouterr().err.splitlines()
+    finally:
+        hub.removeHandler(own)
+    assert json.loads(line)["message"] == "Retrying"

@@ -12,7 +12,7 @@ import sys
 import time
 from typing import Literal
 
-__all__ = ["configure_logging"]
+__all__ = ["configure_logging", "have_the_hub_log_through_us"]
 
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
@@ -23,6 +23,16 @@ def configure_logging(level: str, form: Literal["text", "json"]) -> None:
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     # A log that cannot be written (stderr closed, disk full) must neither stop the server nor write tracebacks.
     logging.raiseExceptions = False
+
+
+def have_the_hub_log_through_us() -> None:
+    """Import huggingface_hub, which takes a quarter of a second, and take away the handler that it gives its logger by that.
+
+    With it, each of its lines would come twice, and once in neither of our forms.
+    """
+    import huggingface_hub.utils.logging  # noqa: F401
+
+    logging.getLogger("huggingface_hub").handlers.clear()
 
 
 def _extra(record: logging.LogRecord) -> dict[str, object]:

@@ -28,7 +28,7 @@ from trio_frontend.server import Server, serve
 from .arguments import DEFAULT_ADDRESS
 from .collector import tune_collector
 from .engines import opener
-from .logs import configure_logging
+from .logs import configure_logging, have_the_hub_log_through_us
 from .serve import EngineChoice
 
 __all__ = ["run_server"]
@@ -40,6 +40,8 @@ def run_server(args: argparse.Namespace, choice: EngineChoice, config: ServerCon
     """Serve until asked to end. Returns 0; a failure is raised, not in groups."""
     _open_standard_streams()
     configure_logging(args.log_level, args.log_format)
+    if any(name is not None and not os.path.exists(name) for name in (choice.model, args.tokenizer, args.hf_config_path)):
+        have_the_hub_log_through_us()
     trio.run(_serve_until_told, args, choice, config)
     return 0
 
