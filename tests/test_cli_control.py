@@ -103,6 +103,15 @@ async def test_info_says_where_cache_events_are_published_and_that_there_are_no_
     assert "features       none" in out
 
 
+async def test_info_says_nothing_of_a_cache_that_has_no_blocks(nursery: trio.Nursery, shell: Shell) -> None:
+    from dataclasses import replace
+
+    server = await serve_control(nursery, [replace(BARE, num_gpu_blocks=0)])
+    _, out, _ = await shell.run(server, "info")
+    assert "KV cache" not in out
+    assert "context  " in out
+
+
 async def test_info_is_for_scripts_too(server: ControlServer, shell: Shell) -> None:
     code, out, _ = await shell.run(server, "info", "--json")
     answer = json.loads(out)

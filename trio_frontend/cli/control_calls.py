@@ -41,6 +41,12 @@ def _info_lines(model: pb.ModelInfo, server: pb.ServerInfo, events: pb.GetKvEven
         (f"weight transfer ({training.weight_transfer_backend})", training.weight_transfer_enabled),
         ("draft weight updates", training.draft_weight_updates_enabled),
     ]
+    # The embedded engine's grows with each sequence and has no blocks.
+    cache = (
+        [f"KV cache       {server.total_kv_blocks} blocks of {server.kv_block_size} tokens"]
+        if server.total_kv_blocks
+        else []
+    )
     lines = [
         f"model          {model.model_id}",
         f"served as      {names}",
@@ -48,7 +54,7 @@ def _info_lines(model: pb.ModelInfo, server: pb.ServerInfo, events: pb.GetKvEven
         f"engines        {parallelism.data_parallel_size} (tensor {parallelism.tensor_parallel_size}, "
         f"pipeline {parallelism.pipeline_parallel_size}, devices {parallelism.world_size} each)",
         f"context        {server.max_model_len} tokens",
-        f"KV cache       {server.total_kv_blocks} blocks of {server.kv_block_size} tokens",
+        *cache,
         f"at once        {server.max_running_requests} requests, {server.max_batched_tokens} tokens a step and engine",
         f"features       {', '.join(name for name, present in features if present) or 'none'}",
     ]
