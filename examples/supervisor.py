@@ -1,4 +1,4 @@
-"""Keeps serving while the engine behind it comes and goes: a supervisor that starts a vLLM engine, and starts it again when it ends.
+r"""Keeps serving while the engine behind it comes and goes: a supervisor that starts a vLLM engine, and starts it again when it ends.
 
     python examples/supervisor.py MODEL tcp://127.0.0.1:5570 -- vllm serve MODEL --headless \
         --data-parallel-address 127.0.0.1 --data-parallel-rpc-port 5570 --data-parallel-size-local 1
