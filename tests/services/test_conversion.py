@@ -356,7 +356,24 @@ def test_tensors_of_every_shape_pass(data: Any, field: Any) -> None:
         (item(kwargs=kwargs(["float32", [1]])), "a dtype, a shape and bytes, got 2"),
         (item(kwargs=kwargs("x")), "must be a number, a tensor or a list"),
         (item(kwargs=kwargs(1, ["nope", {}])), "must be one of batched, flat, shared"),
-        (item(kwargs=kwargs(1, ["flat", {"slices": [msgspec.msgpack.Ext(1, b"x")]}])), "an argument must be"),
+        (
+            item(kwargs=kwargs(1, ["flat", {"slices": [msgspec.msgpack.Ext(1, b"x")]}])),
+            "the argument slices of flat must not be",
+        ),
+        # An engine calls the factory with these, in its input thread, which an exception ends for good.
+        (item(kwargs=kwargs(1, ["batched", {"dim": 0}])), "batched has no argument 'dim'"),
+        (item(kwargs=kwargs(1, ["batched", {1: 0}])), "batched has no argument 1"),
+        (item(kwargs=kwargs(1, ["flat", {}])), "flat needs the argument slices"),
+        (item(kwargs=kwargs(1, ["flat", {"slices": 5}])), "the argument slices of flat must not be 5"),
+        (item(kwargs=kwargs(1, ["flat", {"slices": [0, 1, 1]}])), "the argument slices of flat"),
+        (item(kwargs=kwargs(1, ["flat", {"slices": [[0, 1, 1, 1]]}])), "the argument slices of flat"),
+        (item(kwargs=kwargs(1, ["flat", {"slices": [["0", 1]]}])), "the argument slices of flat"),
+        (item(kwargs=kwargs(1, ["flat", {"slices": [[0, 1]], "dim": 2.5}])), "the argument dim of flat must not be 2.5"),
+        (item(kwargs=kwargs(1, ["shared", {}])), "shared needs the argument batch_size"),
+        (item(kwargs=kwargs(1, ["shared", {"batch_size": 0}])), "the argument batch_size of shared must not be 0"),
+        (item(kwargs=kwargs(1, ["batched", {"keep_on_cpu": 1}])), "the argument keep_on_cpu of batched must not be 1"),
+        (item(kwargs=kwargs(tensor("float32", [0, 2**63], 0))), "at most 64 dimensions and 2147483648 elements"),
+        (item(kwargs=kwargs(tensor("float32", [1] * 65, 4))), "at most 64 dimensions"),
     ],
 )
 def test_media_that_an_engine_could_not_take_are_refused(media: pb.MediaItem, words: str) -> None:

@@ -10,7 +10,7 @@ everything in there is checked. Media to be fetched or processed here are refuse
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -36,7 +36,15 @@ _ITEM_SIZES = {
     "float64": 8,
 }
 """Torch's names of dtypes, and bytes of an element."""
-_FACTORIES = ("batched", "flat", "shared")
+_MAX_ELEMENTS = 2**31
+"""Of a tensor, sizes of 0 not counted: torch refuses what it could not address, whether there is data or not."""
+_MAX_DIMENSIONS = 64
+_FACTORIES: Mapping[str, tuple[frozenset[str], frozenset[str]]] = {
+    "batched": (frozenset(), frozenset(("keep_on_cpu",))),
+    "flat": (frozenset(("slices",)), frozenset(("dim", "keep_on_cpu"))),
+    "shared": (frozenset(("batch_size",)), frozenset(("keep_on_cpu",))),
+}
+"""The arguments that each needs, and those that it may have."""
 _MAX_NESTING = 8
 
 
@@ -128,6 +136,10 @@ def _check_tensors(where: str, value: Any, depth: int) -> None:
         raise InvalidRequestError(f"{where}: a tensor's dtype must be one of {', '.join(_ITEM_SIZES)}, got {shown(dtype)}")
     if not isinstance(shape, list) or not all(type(size) is int and size >= 0 for size in shape):
         raise InvalidRequestError(f"{where}: a tensor's shape must be a list of sizes, got {shown(shape)}")
+    if len(shape) > _MAX_DIMENSIONS or math.prod(size or 1 for size in shape) > _MAX_ELEMENTS:
+        raise InvalidRequestError(
+            f"{where}: a tensor must have at most {_MAX_DIMENSIONS} dimensions and {_MAX_ELEMENTS} elements, got {shown(shape)}"
+        )
     if not isinstance(data, msgspec.msgpack.Ext) or data.code != _RAW_VIEW:
         raise InvalidRequestError(f"{where}: a tensor's data must be inline, an extension of type {_RAW_VIEW}")
     expected, length = math.prod(shape) * _ITEM_SIZES[dtype], memoryview(data.data).nbytes
@@ -136,18 +148,47 @@ def _check_tensors(where: str, value: Any, depth: int) -> None:
 
 
 def _check_field(where: str, value: Any) -> None:
+    """The factory's name and its arguments, as ``vllm.multimodal.inputs.MultiModalFieldConfig`` has them: the engine calls it with them."""
     match value:
-        case [str(factory), dict(arguments)] if factory in _FACTORIES and all(isinstance(key, str) for key in arguments):
-            _check_plain(where, list(arguments.values()), _MAX_NESTING)
+        case [str(factory), dict(arguments)] if factory in _FACTORIES:
+            pass
         case _:
             raise InvalidRequestError(
                 f"{where} must be one of {', '.join(_FACTORIES)} and its arguments, got {shown(value)}"
             )
+    required, optional = _FACTORIES[factory]
+    for name in required - arguments.keys():
+        raise InvalidRequestError(f"{where}: {factory} needs the argument {name}")
+    for name, argument in arguments.items():
+        if name not in required | optional:
+            raise InvalidRequestError(f"{where}: {factory} has no argument {shown(name)}")
+        if not _ARGUMENTS[name](argument):
+            raise InvalidRequestError(f"{where}: the argument {name} of {factory} must not be {shown(argument)}")
 
 
-def _check_plain(where: str, value: Any, depth: int) -> None:
-    if isinstance(value, list) and depth:
-        for item in value:
-            _check_plain(where, item, depth - 1)
-    elif value is not None and not isinstance(value, bool | int | str):
-        raise InvalidRequestError(f"{where}: an argument must be a number, a text or a list of those, got {shown(value)}")
+def _is_integer(value: Any, least: int, most: int) -> bool:
+    return type(value) is int and least <= value <= most
+
+
+def _is_slice(value: Any) -> bool:
+    """Start, stop and step, as the arguments of ``slice``."""
+    return (
+        isinstance(value, list)
+        and 1 <= len(value) <= 3
+        and all(bound is None or _is_integer(bound, -(2**31), 2**31 - 1) for bound in value)
+    )
+
+
+def _are_slices(value: Any) -> bool:
+    """One for each item, or for each item one for each dimension."""
+    if not isinstance(value, list) or not value:
+        return False
+    return all(map(_is_slice, value)) or all(isinstance(row, list) and row and all(map(_is_slice, row)) for row in value)
+
+
+_ARGUMENTS: Mapping[str, Callable[[Any], bool]] = {
+    "slices": _are_slices,
+    "dim": lambda value: _is_integer(value, -64, 63),
+    "batch_size": lambda value: _is_integer(value, 1, 2**31 - 1),
+    "keep_on_cpu": lambda value: isinstance(value, bool),
+}
