@@ -292,7 +292,7 @@ async def test_an_engine_that_repeats_its_hello_while_another_serves_is_logged_o
 
 
 async def test_a_huge_message_at_the_handshake_is_not_taken_in() -> None:
-    async with starting_engine() as engine, scripted_core(engine) as core, scripted_core(engine) as stranger:
+    async with starting_engine() as engine, scripted_core(engine) as core, scripted_core(engine, b"huge") as stranger:
         stranger.connect()
         stranger.send_handshake(bytes(2**20 + 1))
         await core.join()
