@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import grpc
@@ -235,6 +236,15 @@ def test_a_unix_socket_file_is_gone_afterwards_and_a_stale_one_is_replaced(tmp_p
     assert not path.exists()
 
 
+@pytest.fixture
+def sighup_not_ignored() -> Iterator[None]:
+    """These tests may run under nohup, and then its children's children ignore SIGHUP too."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.usefixtures("sighup_not_ignored")
 def test_without_a_terminal_sighup_ends_it_in_order(tmp_path: Path) -> None:
     with Frontend(tmp_path, "--port", "0") as frontend:
         frontend.wait_serving()
