@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from trio_frontend.cli import build_parser, main
+from trio_frontend.cli.arguments import own_command
 from trio_frontend.cli.errors import UsageError, one_line
 from trio_frontend.cli.serve import EngineChoice, choose_engine, server_config
 from trio_frontend.config import LoraModule, ServerConfig
@@ -173,6 +174,24 @@ def test_a_clients_tls_file_that_is_not_there_is_named(flag: str, capsys) -> Non
     assert (
         capsys.readouterr().err == f"trio-frontend info: error: {flag} /no/such/file: no such file, or it cannot be read\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("called", "on_path", "shown"),
+    [
+        ("/env/bin/trio-frontend", True, "trio-frontend"),
+        (".venv/bin/trio-frontend", False, ".venv/bin/trio-frontend"),
+        ("/src/trio_frontend/__main__.py", False, "trio-frontend"),
+    ],
+)
+def test_the_command_that_is_shown_to_try_can_be_called(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, called: str, on_path: bool, shown: str
+) -> None:
+    if on_path:
+        (tmp_path / "trio-frontend").touch(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(sys, "argv", [called, "serve"])
+    assert own_command() == shown
 
 
 def test_ctrl_c_while_the_command_line_is_read_is_no_traceback(monkeypatch: pytest.MonkeyPatch, capsys) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import math
 import os
+import shutil
+import sys
 
 from .errors import UsageError
 
@@ -15,6 +17,7 @@ __all__ = [
     "api_key",
     "check_files",
     "count",
+    "own_command",
     "port",
     "positive",
     "seconds",
@@ -44,6 +47,13 @@ def add_client_options(parser: argparse.ArgumentParser) -> None:
 def api_key(args: argparse.Namespace) -> str | None:
     """The key of the command line, else of the environment. Not a default of argparse's, which ``--help`` would print."""
     return args.api_key or os.environ.get(API_KEY_VARIABLE) or None
+
+
+def own_command() -> str:
+    """How to call us from another terminal: with the path by which we were called, where PATH does not have us."""
+    name = "trio-frontend"
+    called = sys.argv[0]
+    return called if os.path.basename(called) == name and shutil.which(name) is None else name
 
 
 def check_files(args: argparse.Namespace, *names: str) -> None:

@@ -25,7 +25,7 @@ from trio_frontend.config import ServerConfig
 from trio_frontend.nurseries import open_private_nursery
 from trio_frontend.server import Server, serve
 
-from .arguments import DEFAULT_ADDRESS
+from .arguments import DEFAULT_ADDRESS, own_command
 from .collector import tune_collector
 from .engines import opener
 from .logs import configure_logging, have_the_hub_log_through_us
@@ -106,7 +106,7 @@ def announce(server: Server, choice: EngineChoice) -> None:
         options += f" --ssl-ca-certs {server.config.tls.certfile}"
     if server.config.api_keys:
         options += " --api-key KEY"
-    lines.append(f'Try it: trio-frontend generate "Once upon a time"{options}')
+    lines.append(f'Try it: {own_command()} generate "Once upon a time"{options}')
     try:
         print(*lines, sep="\n", flush=True)
     except OSError:
