@@ -8,8 +8,7 @@ Rules that hold here:
   tasks run after a turn's worth of them. Once it has not seen the end of what waits for ``BEHIND``, outputs of several messages
   merge, which makes them cheaper (``merging``), until it has.
 * ``fail`` is how a life ends badly, once: health first, then every request and utility call.
-* Requests and aborts gather, and leave when the loop comes round to the sender: requests one after another, without a wake of
-  ZeroMQ's thread for each, then the aborts in one message. Whatever else is sent goes after what has gathered.
+* What is sent is ``outgoing``'s business, and when.
 """
 
 from __future__ import annotations
@@ -28,7 +27,6 @@ from trio_frontend.engine.base import (
     EngineInfo,
     EngineOutput,
     EngineState,
-    EngineUnavailableError,
     FinishReason,
 )
 from trio_frontend.engine.outputs import RequestOutputs
@@ -37,6 +35,7 @@ from trio_frontend.engine.vllm.balancing import Load
 from trio_frontend.engine.vllm.conversion import FINISH_REASONS, engine_error, engine_output
 from trio_frontend.engine.vllm.health import Activity, watch_stall
 from trio_frontend.engine.vllm.merging import MERGED_MESSAGES, Held, merge, release
+from trio_frontend.engine.vllm.outgoing import Outgoing
 from trio_frontend.engine.vllm.sockets import RECEIVE_HWM, Addresses, EngineSockets, Heartbeats
 from trio_frontend.engine.vllm.transport import source_fd, speaks_current_protocol
 from trio_frontend.engine.vllm.utility import PendingCall, PendingCalls
@@ -51,9 +50,6 @@ TURN: Final = 64
 FEW: Final = 3
 """Messages in a row before each of which the socket is asked whether one waits; where there are more, most likely there is one."""
 
-GATHERED: Final = 64
-"""Requests that wait for the sender's turn at most: all that one read from a connection brings, as a rule."""
-
 BEHIND: Final = 0.05
 """Seconds in which more outputs came than were handled, and from which on they merge: two or three steps of an engine."""
 
@@ -62,10 +58,6 @@ LAST_WORDS_TIMEOUT: Final = 0.1
 
 LINGER: Final = 0.5
 """Seconds that the last aborts may take to leave when we close."""
-
-
-Message = tuple[bytes, bytes, bytes]
-"""To the engine: its identity, the type of the request, its body."""
 
 
 class Step(enum.Enum):
@@ -124,14 +116,11 @@ class EngineConnection:
         self._stall_timeout = stall_timeout
         self._requests: dict[str, RequestOutputs] = {}
         self._held: Held | None = None
-        self._gathered: list[Message] = []
-        self._aborts: list[str] = []
-        self._sender_wanted = trio.Event()
-        self._blocked = False
         self._ended = trio.Event()
         self._output_lost = trio.Event()
         self._stranger_seen = False
         self._sockets = EngineSockets(context, bind, heartbeats)
+        self._outgoing = Outgoing(rank, self.identity, self._sockets.input)
         self.addresses = self._sockets.addresses
 
     def __repr__(self) -> str:
@@ -160,15 +149,15 @@ class EngineConnection:
                 nursery.start_soon(self._receive_outputs)
                 nursery.start_soon(self._watch_input)
                 nursery.start_soon(self._watch_output)
-                nursery.start_soon(self._send_gathered)
+                nursery.start_soon(self._outgoing.run)
                 nursery.start_soon(self._watch_stall)
                 await self._ended.wait()
                 nursery.cancel_scope.cancel()
         finally:
             if self.failure is None:
-                self._aborts.extend(self._requests)
+                self._outgoing.abort(self._requests)
                 self._end_all("the engine's client was closed")
-                self._try_send_gathered()
+                self._outgoing.flush()
             self._ended.set()
             self._sockets.close(0.0 if self.failure else LINGER)
 
@@ -207,10 +196,7 @@ class EngineConnection:
 
     def add(self, request_id: str, body: bytes, outputs: RequestOutputs) -> None:
         """Send an ADD, soon. EngineUnavailableError if the engine does not read."""
-        if self._blocked or (len(self._gathered) >= GATHERED and not self._try_send_gathered()):
-            raise self._unread()
-        self._gathered.append((self.identity, wire.ADD, body))
-        self._sender_wanted.set()
+        self._outgoing.add(body)
         if not self._requests:
             self.activity.busy(trio.current_time())
         self._requests[request_id] = outputs
@@ -222,8 +208,7 @@ class EngineConnection:
         """Take the request out and tell the engine soon. None if it has ended, or never was here."""
         outputs = self._forget(request_id)
         if outputs is not None:
-            self._aborts.append(request_id)
-            self._sender_wanted.set()
+            self._outgoing.abort((request_id,))
         return outputs
 
     def _forget(self, request_id: str) -> RequestOutputs | None:
@@ -240,56 +225,13 @@ class EngineConnection:
                 body = wire.encode([client_index, call.call_id, method, list(args)])
             except (TypeError, OverflowError, RecursionError) as error:
                 raise ValueError(f"the arguments of {method} cannot be sent: {error}") from error
-            self._send((self.identity, wire.UTILITY, body))
+            self._outgoing.utility(body)
         except BaseException:
             self.calls.forget(call)
             raise
         return call
 
-    def _send(self, frames: Message) -> None:
-        # While the sender waits in the socket it must be left alone.
-        if self._blocked or not self._try_send_gathered():
-            raise self._unread()
-        try:
-            self._sockets.input.send_nowait(frames)
-        except trio.WouldBlock:
-            raise self._unread() from None
-        except OSError:
-            raise EngineUnavailableError(f"the engine of rank {self.rank} is not connected") from None
-
-    def _unread(self) -> EngineUnavailableError:
-        return EngineUnavailableError(f"the engine of rank {self.rank} does not read its requests")
-
     # Tasks.
-
-    async def _send_gathered(self) -> None:
-        while True:
-            await self._sender_wanted.wait()
-            self._sender_wanted = trio.Event()
-            while not self._try_send_gathered():
-                self._blocked = True
-                await self._sockets.input.wait()
-            self._blocked = False
-
-    def _try_send_gathered(self) -> bool:
-        """Send what has gathered. False if the engine's queue is full: what is left stays, in order."""
-        gathered, send = self._gathered, self._sockets.input.send_nowait
-        sent = 0
-        try:
-            for frames in gathered:
-                send(frames)
-                sent += 1
-            if self._aborts:
-                send((self.identity, wire.ABORT, wire.encode(self._aborts)))
-        except trio.WouldBlock:
-            del gathered[:sent]
-            return False
-        except OSError:
-            # Its monitor tells of that as well, and the requests end then.
-            logger.debug("rank %d is not connected, %d messages are dropped", self.rank, len(gathered) - sent)
-        gathered.clear()
-        self._aborts = []
-        return True
 
     async def _receive_ready(self) -> None:
         """The engine's ready response. Then this task ends, and the socket is only sent on."""
