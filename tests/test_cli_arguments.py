@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import resource
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -232,10 +232,12 @@ def test_what_a_user_can_mend_is_one_line_without_a_traceback(monkeypatch, capsy
 
 
 def test_help_and_the_package_are_quick_to_import() -> None:
-    def seconds(*command: str) -> float:
-        begin = time.monotonic()
+    def processor_seconds(*command: str) -> float:
+        # Not the clock's: the machine may have other work.
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
         subprocess.run([sys.executable, *command], check=True, stdout=subprocess.DEVNULL)
-        return time.monotonic() - begin
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
-    assert min(seconds("-m", "trio_frontend", "--help") for _ in range(3)) < 0.3
-    assert min(seconds("-c", "import trio_frontend") for _ in range(3)) < 0.4
+    assert min(processor_seconds("-m", "trio_frontend", "--help") for _ in range(3)) < 0.3
+    assert min(processor_seconds("-c", "import trio_frontend") for _ in range(3)) < 0.4
