@@ -126,6 +126,11 @@ class TestReceiving:
         assert updates(sent) == [(0, 65_536)]
         assert reset_code(sent, 1) == STREAM_CLOSED
 
+    def test_nothing_may_be_acknowledged(self, client: Client) -> None:
+        client.connection.acknowledge(1, 0)
+        client.connection.acknowledge(99, 0)
+        assert client.sent() == []
+
     def test_acknowledging_more_than_was_received_is_the_callers_fault(self, client: Client) -> None:
         client.send(data(1, b"xyz"))
         with pytest.raises(http2.LocalProtocolError, match="4 bytes"):
@@ -215,6 +220,7 @@ class TestSending:
         client.send(data(1, b"", END_STREAM))
         client.connection.send_data(1, b"x" * 32_768, end_stream=True)
         assert [(len(f.payload), f.flags) for f in client.sent()] == [(16_384, 0), (16_384, END_STREAM)]
+        assert client.connection.open_streams == 0
 
     def test_a_larger_frame_size_of_the_peer_is_not_used_up(self, client: Client) -> None:
         client.send(settings([(MAX_FRAME_SIZE, 2**24 - 1)]))

@@ -95,6 +95,13 @@ def test_the_dynamic_table_is_followed(client: Client) -> None:
     assert client.send(request(3, indexed)) == [http2.RequestReceived(3, REQUEST, True)]
 
 
+@pytest.mark.parametrize("length", [126, 127, 128, 254, 255, 256, 16_000])
+def test_strings_of_any_length_are_taken(client: Client, length: int) -> None:
+    """RFC 7541 5.1: 255 has a continuation byte without a bit of value."""
+    [event] = client.send(request(1, block([*REQUEST[:4], (b"x", b"y" * length)])))
+    assert event == http2.RequestReceived(1, [*REQUEST[:4], (b"x", b"y" * length)], True)
+
+
 def test_a_table_size_update_to_0_empties_the_table(client: Client) -> None:
     client.send(request(1, block(REQUEST) + literal(b"x", b"y", INDEXED)))
     client.send(request(3, b"\x20\x3f\xe1\x1f" + block(REQUEST)))
@@ -183,6 +190,18 @@ class TestRepeatedBlocks:
         client = Client(header_cache_size=0)
         client.send(request(1, blocks[0]), request(3, blocks[0]))
         assert len(decoded) == 53
+
+    def test_after_a_change_of_the_table_or_an_overflow_there_is_room_again(self, decoded: list[bytes]) -> None:
+        """Two of the blocks have room at a time."""
+        blocks = [block([*REQUEST, (b"x", b"%d" % i)]) for i in range(4)]
+        client = Client(header_cache_size=1_200)
+        for stream_id, encoded in enumerate([*blocks, blocks[2], blocks[3]]):
+            client.send(request(2 * stream_id + 1, encoded))
+        assert len(decoded) == 4
+        client.send(request(21, block(REQUEST) + literal(b"x", b"y", INDEXED)))
+        for stream_id, encoded in enumerate([blocks[0], blocks[1], blocks[0], blocks[1]]):
+            client.send(request(2 * stream_id + 23, encoded))
+        assert len(decoded) == 7
 
 
 class TestListSize:

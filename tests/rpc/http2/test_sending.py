@@ -109,8 +109,9 @@ def test_a_message_longer_than_a_frame_is_declined(client: Client) -> None:
     assert client.connection.try_send_message(1, b"\0\0\0\x3f\xfb", b"x" * 16_379)
 
 
-def test_messages_are_declined_while_too_much_is_unsent() -> None:
-    client = Client(max_unsent=100)
+@pytest.mark.parametrize("max_unsent", [96, 100, 119])
+def test_messages_are_declined_while_too_much_is_unsent(max_unsent: int) -> None:
+    client = Client(max_unsent=max_unsent)
     client.open(1)
     sent = 0
     while client.connection.try_send_message(1, b"\0\0\0\0\x0a", b"x" * 10):
