@@ -35,8 +35,8 @@ HELD_OUT_STORIES = 200
 TOKENS_PER_STEP = 4096
 SEQUENCE = 256
 LONG_SEQUENCE = 1024
-LONG_PART = 0.15
-"""The last part of the steps, in which sequences have the full length of the context."""
+LONG_EVERY = 4
+"""Every fourth step sees sequences of the full length of the context."""
 PIECES_PART = 0.1
 PIECES_DROPOUT = 0.1
 """In this part of the stories one merge in ten is left out, so that the model knows words that a prompt spells in pieces."""
@@ -105,7 +105,7 @@ def train(model: Llama, corpus: Corpus, held_out: Corpus, steps: int, seed: int)
     schedules = [torch.optim.lr_scheduler.LambdaLR(optimizer, rate) for optimizer in optimizers]
     began = time.monotonic()
     for step in range(steps):
-        length = LONG_SEQUENCE if step >= steps * (1 - LONG_PART) else SEQUENCE
+        length = LONG_SEQUENCE if step % LONG_EVERY == 0 else SEQUENCE
         with torch.autocast("cpu", torch.bfloat16):
             loss = loss_of(model, corpus.batch(rng, TOKENS_PER_STEP // length, length))
         loss.backward()
