@@ -90,6 +90,7 @@ def reference(model_dir: Path, prompts: Sequence[Sequence[int]], new_tokens: int
     import torch
     from transformers import AutoModelForCausalLM
 
+    torch.set_num_threads(1)  # a model this small is slower with more, by far on a busy machine
     model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32).eval()
     answers = []
     for prompt in prompts:
@@ -119,7 +120,6 @@ def main() -> None:
     parser.add_argument("--model", type=Path, default=ROOT / "trio_frontend/engine/embedded/model")
     parser.add_argument("--out", type=Path, default=ROOT / "tests/engine/data/reference.json")
     arguments = parser.parse_args()
-    torch.set_num_threads(1)
     tokenizer = Tokenizer.from_file(str(arguments.model / "tokenizer.json"))
     prompts = [(text, tokenizer.encode(text).ids) for text in PROMPTS]
     answers = reference(arguments.model, [ids for _, ids in prompts], NEW_TOKENS)
