@@ -136,6 +136,18 @@ class TestHeaderBlocks:
         assert client.failure() == ENHANCE_YOUR_CALM
         assert decoded == []
 
+    def test_one_of_16_kib_is_not(self) -> None:
+        filler = block([*REQUEST, (b"x", b"y" * 16_000)])
+        padding = literal(b"z", b"z" * (16_384 - len(filler) - 4))
+        client = Client(max_header_list_size=32_768)
+        assert len(filler + padding) == 16_384
+        events = client.send(
+            frame(HEADERS, WHOLE_REQUEST, 1, filler + padding),
+            frame(HEADERS, END_STREAM, 3, filler),
+            frame(CONTINUATION, END_HEADERS, 3, padding),
+        )
+        assert [type(event) for event in events] == [http2.RequestReceived, http2.RequestReceived]
+
     def test_so_is_one_in_a_single_frame_where_larger_frames_are_allowed(self, decoded: list[int]) -> None:
         client = Client(max_frame_size=20_000)
         client.send(frame(HEADERS, END_HEADERS, 1, bytes(16_385)))

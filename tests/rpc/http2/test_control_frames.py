@@ -263,6 +263,21 @@ class TestContinuation:
         assert client.send(*frames) == []
         assert client.send(frame(CONTINUATION, END_HEADERS, 3, pieces[-1])) == [http2.RequestReceived(3, REQUEST, True)]
 
+    def test_what_follows_the_last_piece_is_as_if_there_had_been_one(self, client: Client) -> None:
+        filler = [*REQUEST, (b"x", b"y" * 6_000)]
+        whole = block(filler)
+        for stream_id in (3, 5, 7, 9):
+            [event] = client.send(
+                frame(HEADERS, 0, stream_id, whole[:3_000]),
+                frame(CONTINUATION, 0, stream_id, whole[3_000:6_000]),
+                frame(CONTINUATION, END_HEADERS, stream_id, whole[6_000:]),
+            )
+            assert event == http2.RequestReceived(stream_id, filler, False)
+            assert client.send(data(stream_id, b"x")) == [http2.DataReceived(stream_id, b"x", 1, False)]
+        [event] = client.send(frame(HEADERS, 0, 11, whole[:1]), frame(CONTINUATION, END_HEADERS, 11, whole[1:]))
+        assert event == http2.RequestReceived(11, filler, False)
+        assert client.still_serves(13)
+
     def test_trailers_may_come_in_pieces(self, client: Client) -> None:
         whole = block([(b"a", b"b")])
         frames = frame(HEADERS, END_STREAM, 1, whole[:2]), frame(CONTINUATION, END_HEADERS, 1, whole[2:])

@@ -67,10 +67,8 @@ def check_request(headers: Iterable[Field]) -> int:
 
 
 def check_trailers(headers: Iterable[Field]) -> None:
-    """Check a request's trailer section; raises Malformed."""
+    """Check a request's trailer section, where a pseudo-header field is one with a bad name; raises Malformed."""
     for name, value in headers:
-        if name[:1] == b":":
-            raise Malformed("a pseudo-header field in trailers")
         _check_regular(name, value)
 
 
