@@ -138,7 +138,7 @@ class TestHeaderBlocks:
 
     def test_one_of_16_kib_is_not(self) -> None:
         filler = block([*REQUEST, (b"x", b"y" * 16_000)])
-        padding = literal(b"z", b"z" * (16_384 - len(filler) - 4))
+        padding = literal(b"z", b"z" * (16_384 - len(filler) - 5))
         client = Client(max_header_list_size=32_768)
         assert len(filler + padding) == 16_384
         events = client.send(
