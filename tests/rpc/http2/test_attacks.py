@@ -498,6 +498,32 @@ class TestMemory:
             client.events.clear()
             client.sent()
 
+    @pytest.mark.parametrize("end", ["of input", "by a fault"])
+    def test_nor_an_unfinished_frame_or_header_block(self, end: str) -> None:
+        clients = [Client() for _ in range(10)]
+        with allocating_at_most(1 * MIB, bytes_kept=64 * KIB):
+            for client in clients:
+                client.send(frame(HEADERS, 0, 1, bytes(15_000)))
+                if end == "of input":
+                    client.send(frame(CONTINUATION, 0, 1, bytes(15_000))[:-1])
+                    assert len(client.connection.receive_eof()) == 1
+                else:
+                    client.send(ping())
+                client.events.clear()
+
+    def test_of_the_streams_that_we_reset_only_the_last_are_remembered(self) -> None:
+        client = Client()
+        with allocating_at_most(1 * MIB, bytes_kept=64 * KIB):
+            for i in range(5_000):
+                client.send(headers(2 * i + 1))
+                client.connection.reset_stream(2 * i + 1, CANCEL)
+                client.events.clear()
+                client.sent()
+        assert client.send(data(2 * (5_000 - 256) + 1, b"x")) == []
+        assert client.sent() == [], "one of the last 256"
+        client.send(data(2 * (5_000 - 257) + 1, b"x"))
+        assert client.sent()[0].kind == RST_STREAM
+
     def test_an_idle_connection_is_small(self) -> None:
         limits = http2.Limits()
         http2.Connection(limits)

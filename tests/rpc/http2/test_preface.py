@@ -204,6 +204,27 @@ def test_whether_settings_have_come_and_something_is_unfinished_can_be_asked() -
     assert states == [waiting, waiting, (False, False), waiting, idle, (True, True), idle]
 
 
+def test_whether_the_last_read_completed_a_frame_can_be_asked() -> None:
+    """A client that trickles the bytes of one frame, or the pieces of one header block, makes no progress."""
+    connection = fresh()
+    states = []
+    for piece in (
+        PREFACE + settings(),
+        ping()[:5],
+        ping()[5:9],
+        ping()[9:],
+        headers(1, flags=0),
+        frame(9, 0, 1),
+        frame(9, END_HEADERS, 1),
+        ping()[:9],
+        ping()[9:] + ping()[:5],
+        ping()[5:6],
+    ):
+        connection.receive_data(piece, float(len(states)))
+        states.append(connection.progressed)
+    assert states == [True, False, False, True, False, False, True, False, True, False]
+
+
 def test_the_end_of_input_between_frames_is_no_error() -> None:
     client = Client()
     client.open(1)
